@@ -18,7 +18,7 @@ import yaml
 
 from commands import FEDDRM, exit_code, fork
 from feddrm.data import Federation
-from feddrm.router.router import AWAY
+from feddrm.router.decisions.decision import AWAY
 from feddrm.runs import Run, train
 from feddrm.tables.column_kinds import CategoryColumn, NumberColumn
 from feddrm.tables.table_schema import TableSchema

@@ -41,6 +41,7 @@ COVERED = {
     "deploy/provision/templates.py": "tests/deploy/provision/test_project.py",
     "deploy/site/site_fit.py": "tests/deploy/server/test_remote_cohort.py",
     "models/groupnorm_triton.py": "tests/models/test_groupnorm.py",
+    "router/decisions/decision.py": "tests/router/test_router.py",
     "router/fit/cohort.py": "tests/deploy/server/test_remote_cohort.py",
     "router/features/design_matrix.py": "tests/router/fit/test_selection.py",
     "rules/competence.py": "tests/rules/test_contract.py",

@@ -17,7 +17,7 @@ from feddrm.io.shards import shard_bytes
 from feddrm.io.tensors import read_tensors, split_slots
 from feddrm.predictor import answers
 from feddrm.predictor.predictor import Predictor
-from feddrm.router.router import BROKEN, UNSURE
+from feddrm.router.decisions.decision import BROKEN, UNSURE
 from feddrm.runs import Run
 from photographs import allow_views
 from refusal import refused

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from feddrm.router import Calibration, Recipe, Router
-from feddrm.router.router import AWAY, BROKEN, DOWN, UNLIKE, UNSURE
+from feddrm.router.decisions.decision import AWAY, BROKEN, DOWN, UNLIKE, UNSURE
 from feddrm.router.solver.problem import Scaler
 from refusal import refused
 

@@ -11,7 +11,7 @@ import torch
 
 from feddrm.router import Recipe, Router, load_router, save_router
 from feddrm.router.artifact import MANIFEST
-from feddrm.router.router import DOWN, IMPOSSIBLE
+from feddrm.router.decisions.decision import DOWN, IMPOSSIBLE
 from feddrm.router.solver.problem import Scaler
 from feddrm.tables.column_kinds import CategoryColumn, NumberColumn
 from feddrm.tables.table_schema import TableSchema

@@ -14,7 +14,7 @@ import pytest
 
 import feddrm
 from commands import feddrm_command
-from feddrm.router.router import AWAY
+from feddrm.router.decisions.decision import AWAY
 from feddrm.runs import Run
 from serving import Hospitals, until
 

@@ -10,7 +10,7 @@ import torch
 from feddrm.errors import FeddrmError
 from feddrm.router import Router, load_router
 from feddrm.router.artifact import artifact_version
-from feddrm.router.router import AWAY, UNLIKE
+from feddrm.router.decisions.decision import AWAY, UNLIKE
 from feddrm.rules import RULES
 from feddrm.serve.loaded_router import Decisions, LoadedRouter, RouterQuery, decide
 from feddrm.serve.settings import GatewaySettings
@@ -52,6 +52,35 @@ def test_queries_of_one_batch_get_the_decisions_they_would_get_alone(router: Rou
         assert (decisions.right_probability is None) == (query.rule != "competence")
         if decisions.right_probability is not None:
             np.testing.assert_allclose(decisions.right_probability, expected.right_probability, rtol=1e-4, atol=1e-6)
+
+
+def test_explanations_are_for_the_queries_that_ask(router: Router, images: torch.Tensor) -> None:
+    def ask(kind: str, x: np.ndarray, rule: str, why: bool) -> RouterQuery:  # type: ignore[type-arg]
+        return RouterQuery(kind, x, rule, 1.0, ALL, 0.5, why)
+
+    features = router.features(images).numpy()
+    queries = [
+        ask("inputs", images[:3].numpy(), "density", True),
+        ask("inputs", images[:3].numpy(), "density", False),
+        ask("features", features[2:6], "posterior", True),
+        ask("inputs", images[3:8].numpy(), "density", True),
+    ]
+    first, plain, by_features, second = decide(router, queries)
+    assert plain.explanation is None
+    whole = router.explain(images[:8]).as_dicts()
+    for found, expected in (
+        (first, whole[:3]),
+        (second, whole[3:]),
+        (by_features, router.explain(images[2:6], rule="posterior").as_dicts()),
+    ):
+        assert found.explanation is not None
+        for own, other in zip(found.explanation.as_dicts(), expected, strict=True):
+            assert own is not None
+            assert other is not None
+            assert (own["client"], own["over"]) == (other["client"], other["over"])
+            assert own["log_odds"] == pytest.approx(other["log_odds"], abs=1e-4)
+    with refused("rule 'competence'", "choose rule density or posterior"):
+        decide(router, [ask("inputs", images[:3].numpy(), "competence", True)])
 
 
 def test_costs_are_weighed_by_competence_alone(router: Router, images: torch.Tensor) -> None:

@@ -19,6 +19,8 @@ def test_answers_have_exactly_the_documented_fields(http: httpx.Client, images: 
     ):
         content = http.post(path, json={**body, **options}).json()
         assert model.model_validate(content, strict=True).model_dump() == content
+    content = http.post("/v1/route", json={**body, "why": True}).json()
+    assert RouteAnswer.model_validate(content, strict=True).model_dump(exclude_unset=True) == content
     content = http.post("/v1/route", json={}).json()
     assert ErrorAnswer.model_validate(content, strict=True).model_dump(exclude_unset=True) == content
 
@@ -35,5 +37,6 @@ def test_options_out_of_range_and_unknown_ones_are_errors(options: dict[str, obj
 
 
 def test_options_have_defaults() -> None:
-    assert Options().model_dump() == {"rule": None, "coverage": None, "without": (), "max_away": None, "top": None}
+    nothing = dict.fromkeys(("rule", "coverage", "max_away", "top"))
+    assert Options().model_dump() == {**nothing, "without": (), "why": False}
     assert (PredictOptions().consult, PredictOptions().abstain) == (1, "mark")

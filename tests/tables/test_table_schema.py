@@ -55,6 +55,28 @@ def test_missing_values_can_be_filled_and_stay_marked() -> None:
     assert SCHEMA.encode(values, [np.nan, 2, np.nan]).tolist() == [[0, 0, 0, 1, 0, 1, 1]]
 
 
+def test_inputs_are_decoded_to_what_was_given() -> None:
+    rows = [{"dose": "2", "age": 60, "cp": "atypical"}, {"age": "50.25", "cp": None, "dose": "unknown"}]
+    inputs = SCHEMA.encode_named(rows)
+    assert SCHEMA.decode(inputs) == [[60, 50.25], ["atypical", None], [2, None]]
+    filled = SCHEMA.encode(SCHEMA.read([["50", "", ""]]), [np.nan, 2, 7.0])
+    assert SCHEMA.decode(filled) == [[50], [None], [None]], "what a client has filled in was not measured"
+    assert SCHEMA.decode([[0, 1, 1, 0, 0, 0, 0]])[1] == [None], "two categories at once are none"
+    binary = TableSchema((CategoryColumn("sex", categories={"0": "female", "1": "male"}),))
+    assert binary.decode([[-1], [1], [0]]) == [["female", "male", None]]
+
+
+def test_places_are_those_of_the_inputs() -> None:
+    found = {
+        c.name: (SCHEMA.encoded[own], None if mark is None else SCHEMA.encoded[mark]) for c, own, mark in SCHEMA.places
+    }
+    assert found == {
+        "age": (("age",), None),
+        "cp": (("cp_1", "cp_2", "cp_3"), "cp_missing"),
+        "dose": (("dose",), "dose_missing"),
+    }
+
+
 def test_a_file_and_a_manifest_hold_the_same_schema(tmp_path: Path) -> None:
     path = tmp_path / "schema.yaml"
     path.write_text(TEXT)

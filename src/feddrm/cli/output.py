@@ -39,6 +39,10 @@ LabelMiss = Annotated[
     float | None,
     typer.Option(help="Also name the labels that may be right: a set that misses the right one with this probability."),
 ]
+Why = Annotated[
+    bool,
+    typer.Option("--why", help="Say what made the client likelier than the runner-up, in terms that add up exactly."),
+]
 Views = Annotated[
     int | None, typer.Option(help="Average over this many crops and mirror images of a query (default: 1).")
 ]

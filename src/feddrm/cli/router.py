@@ -18,6 +18,7 @@ from feddrm.cli.output import (
     LabelMiss,
     MaxAway,
     Views,
+    Why,
     Without,
     client_cells,
     print_json,
@@ -32,8 +33,6 @@ from feddrm.registry import require_client
 from feddrm.rules import RULES_HELP
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from feddrm.data import Federation
     from feddrm.router import Router
     from feddrm.tasks import Survival, Task
@@ -240,12 +239,13 @@ def route(
         ),
     ] = None,
     views: Views = None,
+    why: Why = False,
     ignore: Ignored = None,
     json: JsonFlag = False,
 ) -> None:
     """Print which client should answer each query.
 
-    Example: feddrm route runs/first scan.png
+    Example: feddrm route runs/first scan.png --why
     """
     from feddrm.predictor.query_files import read_queries
     from feddrm.runs import Run
@@ -255,6 +255,7 @@ def route(
     available = available_clients(router.names, without)
     options = given_settings(available=available, max_away=max_away, views=views, costs=read_costs(cost))
     decision = router.route(x, rule=rule, coverage=coverage, miss=miss, **options)
+    explained = router.explain_decision(decision, router.inputs(x)) if why else None
     probability, fallback = decision.client_probability.tolist(), decision.fallback.tolist()
     margin, abstain = decision.margin.tolist(), decision.abstain.tolist()
     right = None if decision.right is None else decision.right_probability.tolist()
@@ -269,13 +270,18 @@ def route(
             "reason": decision.reason[i],
             "flags": [flag.as_flag() for flag in decision.flags[i]] if decision.flags else [],
             "away": list(without or ()),
-            **({} if decision.within is None else {"within": _names(router, decision.within[i])}),
+            **(
+                {}
+                if decision.within is None
+                else {"within": [router.names[n] for n in decision.within[i].nonzero()[:, 0].tolist()]}
+            ),
             **({} if right is None else {"right_probability": right[i]}),
         }
         for i, (name, client) in enumerate(zip(names, decision.client.tolist(), strict=True))
     ]
     if json:
-        print_json(answers)
+        whys = [] if explained is None else explained.as_dicts()
+        print_json([{**a, "why": w} for a, w in zip(answers, whys, strict=True)] if whys else answers)
         return
     header = ["query", "client", "client probability", "margin", "abstains because"]
     rows = [[a["query"], *client_cells(a), f"{a['margin']:.3f}", reason_text(a)] for a in answers]
@@ -286,6 +292,8 @@ def route(
         header.append(f"one of, but for {miss:g}")
         rows = [[*row, ", ".join(a["within"]) or "-"] for row, a in zip(rows, answers, strict=True)]
     print_table(header, rows)
+    sentences = [] if explained is None else zip(names, explained.sentences(), strict=True)
+    typer.echo("".join(f"{name}: {sentence}\n" for name, sentence in sentences if sentence), nl=False)
 
 
 def predict(
@@ -386,7 +394,3 @@ def available_clients(names: Sequence[str], without: list[str] | None) -> list[s
     for name in without or ():
         require_client(name, names)
     return [name for name in names if name not in without] if without else None
-
-
-def _names(router: Router, within: Tensor) -> list[str]:
-    return [name for name, inside in zip(router.names, within.tolist(), strict=True) if inside]

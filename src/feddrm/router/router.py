@@ -14,10 +14,22 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from feddrm.data.query_views import QueryViews
-from feddrm.errors import FeddrmError, FieldProblem, SettingError, short_list
+from feddrm.errors import FeddrmError, SettingError, short_list
 from feddrm.models import Net
 from feddrm.registry import LISTED, check_choice, require_client
-from feddrm.router.features.base import Recipe, extract
+from feddrm.router.decisions.decision import (
+    AWAY,
+    BROKEN,
+    DOWN,
+    NOBODY,
+    UNLIKE,
+    UNSURE,
+    Decision,
+    first_reasons,
+)
+from feddrm.router.decisions.explanation import Explanation, LinearScores, explain_scores
+from feddrm.router.decisions.term_names import TermNames
+from feddrm.router.features.base import Recipe, extract, part_widths
 from feddrm.router.policy import Calibration, leaders, log_pooled_density
 from feddrm.router.row_checks import RowChecks
 from feddrm.router.solver.client_statistics import logits_at
@@ -27,84 +39,9 @@ from feddrm.tables.query_rows import frame_rows
 from feddrm.tables.table_schema import TableSchema
 from feddrm.typed_settings import typed_arguments
 
-NOBODY = -1
 FINITE = torch.finfo(torch.float32).max
 ONE_SCALE = "train with one scale for all (data retina: --set data.normalise=common) and fit again"
-BROKEN, DOWN, IMPOSSIBLE = "a value is missing or infinite", "no client is available", "a value cannot be"
-UNLIKE, AWAY, UNSURE = "unlike the training data", "best client away", "unsure between clients"
-REASONS = (BROKEN, DOWN, UNLIKE, AWAY, UNSURE)  # the first that holds; the last two rest on probabilities
 MAX_AWAY = 0.5  # of the probability: what clients that are away may hold
-
-
-@dataclass(frozen=True, eq=False)
-class Decision:
-    """The router's decision on a batch of N samples.
-
-    ``client`` is the number of the best available client, -1 where nobody is available; an abstaining sample
-    still has one. ``probabilities`` [N, m] and ``margin`` are over all clients: they do not depend on who is
-    available. ``log_density`` [N, m] of the clients and ``log_pooled_density`` [N, 1] are up to one constant per
-    sample; :attr:`log_density_ratio` is their difference. ``away`` [m] says who is not available. A ``margin`` of zero
-    is a tie, which the smaller number wins. ``within`` [N, m] says which available clients belong to each sample's
-    conformal set, if one was requested. ``flags`` are the values of every sample that cannot be (:meth:`flagged`);
-    empty if there are none. By the competence rule, ``right`` [N, m] is the probability that each client's answer is
-    right, and ``probabilities`` are the clients' shares of its odds. ``features`` [N, d] and their ``strangeness`` [N]
-    are what was decided on.
-    """
-
-    client: Tensor
-    probabilities: Tensor
-    log_density: Tensor
-    log_pooled_density: Tensor
-    margin: Tensor
-    abstain: Tensor
-    reason: tuple[str, ...]
-    away: Tensor
-    within: Tensor | None = None
-    flags: tuple[tuple[FieldProblem, ...], ...] = ()
-    right: Tensor | None = None
-    features: Tensor | None = None
-    strangeness: Tensor | None = None
-
-    def __len__(self) -> int:
-        return len(self.client)
-
-    def __repr__(self) -> str:  # short: a notebook would print every tensor
-        return f"Decision({len(self)} samples, {len(self.away)} clients, {int(self.abstain.sum())} abstain)"
-
-    @property
-    def log_density_ratio(self) -> Tensor:
-        """log dP_i / dP [N, m] of each client against the pooled data."""
-        return self.log_density - self.log_pooled_density
-
-    @property
-    def client_probability(self) -> Tensor:
-        """How sure the router is that each sample belongs to its ``client``; zero where there is none."""
-        own = self.probabilities.gather(1, self.client.clamp(min=0)[:, None])[:, 0]
-        return own.masked_fill(self.client == NOBODY, 0.0)
-
-    @property
-    def right_probability(self) -> Tensor:
-        """By the competence rule: how probable it is that each sample's ``client`` is right; zero without one."""
-        if self.right is None:
-            raise FeddrmError(f"the rules of origin do not say who is right: route by rule '{Competence.name}'")
-        return self.right.gather(1, self.client.clamp(min=0)[:, None])[:, 0].masked_fill(self.client == NOBODY, 0.0)
-
-    @property
-    def fallback(self) -> Tensor:
-        """Where ``client`` stands in for a likelier one that is away."""
-        return (self.client != NOBODY) & (self.client_probability < self.probabilities.amax(1))
-
-    def flagged(self, problems: Sequence[FieldProblem]) -> Decision:
-        """The decision with flags: values that cannot be, sample by sample. A sample that has any abstains."""
-        if not problems:
-            return self
-        flags: list[tuple[FieldProblem, ...]] = [()] * len(self)
-        for problem in problems:
-            flags[problem.row] += (problem,)
-        clients = zip(self.reason, flags, self.client.tolist(), strict=True)
-        reason = tuple(IMPOSSIBLE if own and client != NOBODY else old for old, own, client in clients)
-        abstain = self.abstain | torch.tensor([bool(own) for own in flags], device=self.abstain.device)
-        return replace(self, abstain=abstain, reason=reason, flags=tuple(flags))
 
 
 @dataclass(frozen=True, eq=False)
@@ -340,12 +277,58 @@ class Router:
             log_pooled_density=log_pooled_density(origin, self.log_prior, *by_origin),
             margin=margin,
             abstain=abstain,
-            reason=_reasons(abstain, doubts),
+            reason=first_reasons(abstain, doubts),
             away=away,
             within=within,
             right=right,
             features=features,
             strangeness=strangeness,
+            rule=rule,
+        )
+
+    @typed_arguments
+    def explain(
+        self,
+        x: Tensor | NDArray[Any] | Sequence[Any],
+        *,
+        over: str | None = None,
+        views: int = 1,
+        **options: Any,
+    ) -> Explanation:
+        """Why :meth:`route` chooses each sample's client: exact terms that make it likelier than another.
+
+        ``options`` are those of :meth:`route`. ``over`` names the other client; without it, and where it is the chosen
+        one, that is the runner-up: the best of the others that are available. Rule ``competence`` is refused.
+        """
+        x = self.inputs(x)
+        return self.explain_decision(self.route_inputs(x, self.features(x, views), **options), x, over=over)
+
+    def explain_decision(
+        self, decision: Decision, inputs: Tensor | None = None, *, over: str | None = None
+    ) -> Explanation:
+        """As :meth:`explain`, for a decision of this router. With the network ``inputs`` the terms have raw values."""
+        if decision.rule not in RULES:
+            raise SettingError(
+                f"rule '{decision.rule}' weighs probabilities of a right answer, which are no sum of terms: "
+                f"to know why, choose rule {' or '.join(RULES)}"
+            )
+        if over is not None:
+            require_client(over, self.names)
+        assert decision.features is not None
+        _, norm, folded, shifts = self.__dict__["_folded"]
+        baseline, both = (shifts[rule].double() for rule in (Density.name, decision.rule))
+        scores = LinearScores(self._centred(decision.features), folded, norm, baseline, both - baseline)
+        number = None if over is None else self.names.index(over)
+        return explain_scores(decision, scores, self.term_names, self.names, number, inputs)
+
+    @cached_property
+    def term_names(self) -> TermNames:
+        """The terms of explanations, and which features count to each."""
+        if not self.shape:  # made by hand: nobody knows what the features are of
+            return TermNames((self.recipe.name,), torch.zeros(self.weight.shape[1], dtype=torch.int64))
+        blank = torch.zeros(1, *self.shape, device=self.weight.device)
+        return TermNames.of(
+            part_widths(self.recipe, self.net, self.leaves, blank), self.shape, self.columns, self.schema
         )
 
     def strangeness(self, features: Tensor) -> Tensor:
@@ -375,15 +358,6 @@ class Router:
 def _shares(scores: Tensor) -> tuple[Tensor, Tensor]:
     """The scores' softmax [N, m], and the number of the largest [N]."""
     return (weights := scores.softmax(1)), leaders(weights)[1]
-
-
-def _reasons(abstain: Tensor, doubts: Mapping[str, Tensor]) -> tuple[str, ...]:
-    """The first reason that holds for every abstaining sample, an empty text for the others."""
-    if not doubts or not bool(abstain.any()):  # as a rule; queries wait for this
-        return ("",) * len(abstain)
-    held = {reason: doubts[reason].tolist() for reason in REASONS if reason in doubts}
-    rows = zip(*held.values(), strict=True)
-    return tuple(next((reason for reason, holds in zip(held, row, strict=True) if holds), "") for row in rows)
 
 
 def as_tensor(x: Tensor | NDArray[Any] | Sequence[Any]) -> Tensor:

@@ -18,8 +18,8 @@ from feddrm.errors import FeddrmError
 from feddrm.predictor.predictor import class_names, known_classes
 from feddrm.registry import listing
 from feddrm.router import read_manifest
+from feddrm.router.decisions.decision import AWAY, DOWN
 from feddrm.router.label_sets import SHARE
-from feddrm.router.router import AWAY, DOWN
 from feddrm.serve.access import Access
 from feddrm.serve.feedback.artifacts import Artifacts
 from feddrm.serve.feedback.drift_watch import DriftWatch
@@ -121,7 +121,7 @@ class Gateway:
         away = self.upstreams.away(names, options.without, context.router.fit)
         available = tuple(number not in away for number in range(len(names)))
         rule, coverage = options.rule or self.settings.rule, options.coverage or self.settings.coverage
-        query = RouterQuery(kind, x, rule, coverage, available, self._max_away(options))
+        query = RouterQuery(kind, x, rule, coverage, available, self._max_away(options), options.why)
         decisions = await context.router.batcher(query, len(x))
         decisions.away = away
         began, featured, finished = decisions.times
@@ -134,7 +134,7 @@ class Gateway:
             names = challenger.loaded.names
             others = self.upstreams.away(names, options.without, challenger.loaded.fit)
             mask = tuple(number not in others for number in range(len(names)))
-            challenger.compare(query._replace(available=mask), context.router, decisions)
+            challenger.compare(query._replace(available=mask, why=False), context.router, decisions)
         return decisions
 
     def _max_away(self, options: Options) -> float:

@@ -87,7 +87,7 @@ class GatewayClient:
         self._http.close()
 
     def route(self, x: Any = None, *, features: Any = None, **options: Any) -> list[dict[str, Any]]:
-        """One decision per sample. The options are ``rule``, ``coverage``, ``without`` and ``max_away``."""
+        """One decision per sample. The options are ``rule``, ``coverage``, ``without``, ``max_away`` and ``why``."""
         return list(self._post("/v1/route", x, features, options)["decisions"])
 
     def predict(self, x: Any = None, *, features: Any = None, **options: Any) -> list[dict[str, Any]]:

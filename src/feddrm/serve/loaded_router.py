@@ -19,6 +19,7 @@ from feddrm.io.staging import read_whole
 from feddrm.predictor.query_groups import compute_in_groups
 from feddrm.router import Decision, Router, load_router, read_manifest
 from feddrm.router.artifact import FIT, artifact_version, manifest_task
+from feddrm.router.decisions.explanation import Explanation
 from feddrm.rules import Competence
 from feddrm.serve.batching import Batcher
 from feddrm.serve.http.decode import InputSpec
@@ -40,6 +41,7 @@ class RouterQuery(NamedTuple):
     coverage: float
     available: tuple[bool, ...]
     max_away: float
+    why: bool = False
 
 
 def too_far(decision: Decision) -> bool:
@@ -68,6 +70,7 @@ class Decisions:
     right_probability: NDArray[np.floating[Any]] | None = None  # by the competence rule only
     features: NDArray[np.floating[Any]] | None = None
     strangeness: NDArray[np.floating[Any]] | None = None
+    explanation: Explanation | None = None  # where it was asked for
     away: Mapping[int, str] = field(default_factory=dict)
     times: tuple[int, int, int] = (0, 0, 0)
 
@@ -104,6 +107,7 @@ class Decisions:
             right_probability=None if self.right_probability is None else self.right_probability[rows],
             features=None if self.features is None else self.features[rows],
             strangeness=None if self.strangeness is None else self.strangeness[rows],
+            explanation=None if self.explanation is None else self.explanation[rows],
             times=self.times,
         )  # fmt: skip
 
@@ -247,19 +251,21 @@ def decide(
     """
 
     def compute(
-        kind: str, x: NDArray[Any], rule: str, coverage: float, available: Sequence[bool], max_away: float
+        kind: str, x: NDArray[Any], rule: str, coverage: float, available: Sequence[bool], max_away: float, why: bool
     ) -> Decisions:
         mask = None if all(available) else torch.tensor(available)
         weighed, began = costs if rule == Competence.name else None, time_ns()
         with torch.inference_mode():
             rows = torch.from_numpy(x)
-            route, featured = router.route_features, began
+            route, featured, inputs = router.route_features, began, None
             if kind != "features":
                 inputs = router.inputs(rows)
                 rows = router.features(inputs, views)
                 route, featured = partial(router.route_inputs, inputs), time_ns()
             decision = route(rows, rule=rule, costs=weighed, coverage=coverage, available=mask, max_away=max_away)
             decisions = Decisions.of(decision)
+            if why:
+                decisions.explanation = router.explain_decision(decision, inputs)
         decisions.times = began, featured, time_ns()
         return decisions
 

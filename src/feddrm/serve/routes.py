@@ -9,10 +9,11 @@ import numpy as np
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
+from feddrm.errors import FeddrmError
 from feddrm.predictor.predictor import named_sets
 from feddrm.router.label_sets import check_label_miss, within_set
 from feddrm.serve.gateway import Gateway
-from feddrm.serve.http.decode import Array, check_samples, options_in, read_samples
+from feddrm.serve.http.decode import AnyOptions, Array, check_samples, options_in, read_samples
 from feddrm.serve.http.error_responses import ERROR_RESPONSES, ApiError, json_response
 from feddrm.serve.http.openapi import sample_body
 from feddrm.serve.loaded_router import Decisions, RequestContext
@@ -29,6 +30,7 @@ from feddrm.serve.schemas import (
 )
 from feddrm.serve.upstream.dispatch import Question, SampleAnswers
 
+TERMS = 10  # of an explanation, the largest
 MODELS = {"router": "route", "federation": "predict"}  # of the Open Inference Protocol: model and action
 
 
@@ -60,8 +62,8 @@ def add_query_routes(app: FastAPI, gateway: Gateway) -> None:
         async def compute(kind: str, x: Array, parameters: Mapping[str, Any]) -> Outputs:
             x = check_samples(kind, x, context.router.spec)
             if action == "route":
-                return await _decision_arrays(gateway, context, kind, x, options_in(parameters, Options))
-            answers = await _predictions(gateway, context, kind, x, options_in(parameters, PredictOptions))
+                return await _decision_arrays(gateway, context, kind, x, _array_options(parameters, Options))
+            answers = await _predictions(gateway, context, kind, x, _array_options(parameters, PredictOptions))
             return _answer_arrays(answers, len(gateway.classes))
 
         return await answer_infer(request, gateway.settings, context.router.version, compute)
@@ -115,6 +117,14 @@ def add_schema_route(app: FastAPI, gateway: Gateway) -> None:
 
 def _answer(context: RequestContext, name: str, samples: list[dict[str, Any]]) -> Response:
     return json_response({"request_id": context.request_id, "artifact": context.router.version, name: samples})
+
+
+def _array_options(parameters: Mapping[str, Any], model: type[AnyOptions]) -> AnyOptions:
+    """The options of an infer request."""
+    options = options_in(parameters, model)
+    if options.why:
+        raise FeddrmError("why=true: an explanation is no array: ask POST /v1/route")
+    return options
 
 
 async def _decision_arrays(gateway: Gateway, context: RequestContext, kind: str, x: Array, options: Options) -> Outputs:
@@ -189,7 +199,7 @@ def _label_set(
 
 def _routed(context: RequestContext, decisions: Decisions, top: int | None) -> list[dict[str, Any]]:
     """The decision about every sample, in the form of :class:`feddrm.serve.schemas.Routed`."""
-    names, right = context.router.names, decisions.right_probability
+    names, right, explanation = context.router.names, decisions.right_probability, decisions.explanation
     columns = (decisions.client, decisions.client_probability, decisions.margin, decisions.abstain)
     rows = zip(
         *(column.tolist() for column in columns),
@@ -197,6 +207,7 @@ def _routed(context: RequestContext, decisions: Decisions, top: int | None) -> l
         decisions.passed_over,
         decisions.flag_lists,
         [None] * len(decisions.client) if right is None else right.tolist(),
+        [None] * len(decisions.client) if explanation is None else explanation.as_dicts(TERMS),
         *_likeliest(names, decisions, top),
         strict=True,
     )
@@ -212,8 +223,9 @@ def _routed(context: RequestContext, decisions: Decisions, top: int | None) -> l
             "fallback": client >= 0 and bool(passed_over),
             "away": away,
             "ranked": ranked,
+            "why": why,
         }
-        for client, own, margin, abstain, reason, passed_over, flags, right, ranked, away in rows
+        for client, own, margin, abstain, reason, passed_over, flags, right, why, ranked, away in rows
     ]
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, RootModel, SkipValidation, WithJsonSchema
 
-from feddrm.rules import RULES_HELP, RuleName
+from feddrm.rules import RULES, RULES_HELP, RuleName
 
 FORMATS = ("png", "jpeg", "bmp", "webp", "gif", "tiff", "x-portable-anymap")
 PICTURE_TYPES = tuple(f"image/{name}" for name in FORMATS)  # content types of the picture files that are read
@@ -39,6 +39,11 @@ class Options(BaseModel):
     max_away: Annotated[float, Field(ge=0, le=1)] | None = Field(
         default=None,
         description="abstain where clients that are away hold more of the probability; 1: fall back to the next client",
+    )
+    why: bool = Field(
+        default=False,
+        description="also say what made client likelier than the runner-up, in terms that add up; "
+        f"by rule {' or '.join(RULES)}",
     )
     top: int | None = Field(
         default=None, ge=1, description="clients in ranked and in away: the likeliest; by default all of 30, 10 of more"
@@ -134,6 +139,38 @@ class Away(BaseModel):
     probability: float = Field(description="that the sample belongs to it")
 
 
+class Subject(BaseModel):
+    """What a term of an explanation is of."""
+
+    name: str = Field(description="the column of a table, the feature, or the feature and its stage")
+    value: Cell = Field(default=None, description="the column's raw value, null if missing; only of columns of samples")
+
+
+class WhyTerm(Subject):
+    """A term of an explanation."""
+
+    log_odds: float = Field(description="what it adds to the log-odds of client over the other")
+
+
+class UnlikeTerm(Subject):
+    """What makes a sample unlike the training data."""
+
+    share: float = Field(description="of the strangeness")
+
+
+class Why(BaseModel):
+    """Why client was chosen over another: terms that add up to the difference of their log-odds."""
+
+    client: str = Field(description="the client that should answer")
+    over: str = Field(description="the best of the others that are available; if none is, the likeliest")
+    log_odds: float = Field(description="the sum of terms, rest, baseline and sizes")
+    terms: list[WhyTerm] = Field(description="the ten largest")
+    rest: float = Field(description="the sum of all further terms")
+    baseline: float = Field(description="the log-odds of an average query, the clients being equally likely beforehand")
+    sizes: float = Field(description="by rule posterior, what the clients' numbers of samples add")
+    unlike: list[UnlikeTerm] = Field(description="of a sample that is unlike the training data, the ten largest shares")
+
+
 class Routed(BaseModel):
     """The decision about one sample."""
 
@@ -149,6 +186,7 @@ class Routed(BaseModel):
     right_probability: float | None = Field(
         description="by the competence rule: how probable it is that the answer of client is right"
     )
+    why: Why | None = Field(description="where the request asks for it; null also where there is no client")
 
 
 class RouteAnswer(BaseModel):

@@ -80,6 +80,10 @@ class RawColumn(ABC):
         """Network inputs [n, outputs]. A missing value becomes zeros."""
 
     @abstractmethod
+    def decode(self, inputs: Values) -> list[Any]:
+        """What network inputs [n, outputs] stand for, as a person writes it; None for what is no encoding."""
+
+    @abstractmethod
     def problems(
         self, inputs: Values, empty: NDArray[np.bool_], filled: bool, usual: Usual | None
     ) -> Iterator[Finding]:
@@ -179,6 +183,9 @@ class NumberColumn(RawColumn):
     def encode(self, values: Values) -> Values:
         return np.nan_to_num((values - self.centre) / self.scale, nan=0.0)[:, None]
 
+    def decode(self, inputs: Values) -> list[Any]:
+        return [plain_number(number) for number in (inputs[:, 0] * self.scale + self.centre).tolist()]
+
     def problems(
         self, inputs: Values, empty: NDArray[np.bool_], filled: bool, usual: Usual | None
     ) -> Iterator[Finding]:
@@ -186,9 +193,9 @@ class NumberColumn(RawColumn):
         raw = x * self.scale + self.centre
         if not filled:
             for row in np.flatnonzero(empty & (x != 0)).tolist():
-                yield row, _plain(raw[row]), MARKED
+                yield row, plain_number(raw[row]), MARKED
         if not self.range:
-            yield from ((row, _plain(raw[row]), text) for row, text in (usual.flags(x) if usual else ()))
+            yield from ((row, plain_number(raw[row]), text) for row, text in (usual.flags(x) if usual else ()))
             return
         low = -math.inf if self.minimum is None else self.minimum
         high = math.inf if self.maximum is None else self.maximum
@@ -196,13 +203,13 @@ class NumberColumn(RawColumn):
         outside = (raw < low - slack) | (raw > high + slack)
         problem = f"outside {self.range}" if low > -math.inf and high < math.inf else f"it must be {self.range}"
         for row in np.flatnonzero(outside & ~(empty & (x == 0))).tolist():
-            yield row, _plain(raw[row]), problem
+            yield row, plain_number(raw[row]), problem
 
     def examples(self) -> Sequence[Any]:
         low = -math.inf if self.minimum is None else self.minimum
         high = math.inf if self.maximum is None else self.maximum
         values = (self.centre, self.centre + self.scale, self.centre - self.scale / 2)
-        return [_plain(min(max(value, low), high)) for value in values]
+        return [plain_number(min(max(value, low), high)) for value in values]
 
 
 @dataclass(frozen=True)
@@ -268,6 +275,13 @@ class CategoryColumn(RawColumn):
             return np.stack([values == place for place in range(len(self.codes))], axis=1).astype(np.float64)
         return np.nan_to_num((values - 0.5) / 0.5, nan=0.0)[:, None]
 
+    def decode(self, inputs: Values) -> list[Any]:
+        labels, chosen = list(self.categories.values()), inputs == 1
+        if len(labels) == 2:
+            chosen = np.concatenate([inputs == -1, chosen], axis=1)
+        one = chosen.sum(1) == 1
+        return [labels[place] if sure else None for place, sure in zip(chosen.argmax(1), one, strict=True)]
+
     def problems(
         self,
         inputs: Values,
@@ -284,7 +298,7 @@ class CategoryColumn(RawColumn):
         for row in np.flatnonzero(wrong).tolist():
             names = [labels[place] for place in np.flatnonzero(chosen[row]).tolist()]
             if odd[row]:
-                shown = dict(zip(self.outputs, map(_plain, inputs[row]), strict=True))
+                shown = dict(zip(self.outputs, map(plain_number, inputs[row]), strict=True))
                 yield row, ", ".join(f"{k}={v}" for k, v in shown.items() if v), "no encoding of a category"
             elif count[row] > 1:
                 yield row, " and ".join(names), "several categories at once"
@@ -333,7 +347,7 @@ def _text(value: Any) -> str:
     return unicodedata.normalize("NFC", str(value).strip())
 
 
-def _plain(number: float) -> float | int:
+def plain_number(number: float) -> float | int:
     """A number with the digits of float32, without '.0'."""
     rounded = float(f"{number:.6g}")
     return int(rounded) if rounded.is_integer() and abs(rounded) < 1e15 else rounded

@@ -50,6 +50,16 @@ class TableSchema:
         outputs = [name for column in self.columns for name in column.outputs]
         return (*outputs, *(f"{column.name}{INDICATOR}" for column in self.columns if column.missing))
 
+    @cached_property
+    def places(self) -> tuple[tuple[RawColumn, slice, int | None], ...]:
+        """Every raw column, where its network inputs are, and the number of its indicator where it may be missing."""
+        found, end, mark = [], 0, len(self.encoded) - sum(column.missing for column in self.columns)
+        for column in self.columns:
+            first, end = end, end + len(column.outputs)
+            found.append((column, slice(first, end), mark if column.missing else None))
+            mark += column.missing
+        return tuple(found)
+
     def is_encoded(self, names: Iterable[str]) -> bool:
         """Whether columns of these names are network inputs; cells of the same names as the raw columns are raw."""
         return set(self.encoded) <= set(names) and set(self.encoded) != set(self.names)
@@ -128,25 +138,32 @@ class TableSchema:
             raise TableError(problems)
         return self.encode(self.read([[row[name] for name in self.names] for row in rows]))
 
+    def decode(self, inputs: ArrayLike) -> list[list[Any]]:
+        """What every raw column holds in network inputs [n, inputs], as a person writes it; None: it is missing."""
+        x = np.asarray(inputs, dtype=np.float64)
+        columns = []
+        for column, own, mark in self.places:
+            cells, empty = column.decode(x[:, own]), np.zeros(len(x)) if mark is None else x[:, mark]
+            columns.append([None if gap == 1 else cell for cell, gap in zip(cells, empty.tolist(), strict=True)])
+        return columns
+
     def problems(self, inputs: ArrayLike, usual: Sequence[Usual] | None = None) -> list[FieldProblem]:
         """The cells of network inputs [n, inputs] that no raw row can have, or that lie outside of their range.
 
         ``usual`` are mean and deviation of every input, for columns without a declared range.
         """
         x = np.asarray(inputs, dtype=np.float64)
-        found, first, mark = [], 0, len(self.encoded) - sum(column.missing for column in self.columns)
-        for column in self.columns:
-            end = first + len(column.outputs)
+        found = []
+        for column, own, mark in self.places:
             empty = np.zeros(len(x), dtype=bool)
-            if column.missing:
+            if mark is not None:
                 name, marks = self.encoded[mark], x[:, mark]
-                empty, mark = marks == 1, mark + 1
+                empty = marks == 1
                 for row in np.flatnonzero((marks != 0) & (marks != 1)).tolist():
                     found.append(FieldProblem(row, name, float(marks[row]), "the mark of a missing value is 0 or 1"))
-            known = None if usual is None else usual[first]
-            for row, value, problem in column.problems(x[:, first:end], empty, self.filled, known):
+            known = None if usual is None else usual[own.start]
+            for row, value, problem in column.problems(x[:, own], empty, self.filled, known):
                 found.append(FieldProblem(row, column.name, value, problem))
-            first = end
         return sorted(found, key=lambda problem: problem.row)
 
     def examples(self) -> list[dict[str, Any]]:

@@ -25,7 +25,7 @@ from browsing import (
 )
 from console_page import ask_about, hidden_text, open_fold, page
 from feddrm.io.page_files import TERMS
-from feddrm.router.router import AWAY, BROKEN, DOWN, IMPOSSIBLE, UNLIKE, UNSURE
+from feddrm.router.decisions.decision import AWAY, BROKEN, DOWN, IMPOSSIBLE, UNLIKE, UNSURE
 from serving import Launch
 
 assert browser, "the fixture of this module"
@@ -82,6 +82,45 @@ def test_who_was_asked_and_why_in_words(page: webdriver.Chrome) -> None:
         assert words != f"{reason}.", "every reason of the router is told in words"
 
 
+def test_why_this_client_is_a_list_of_bars_that_add_up(page: webdriver.Chrome) -> None:
+    ask_about(page, "flatbed", 1)
+    assert re.fullmatch(r"Why \w+ and not \w+", hidden_text(page, "why-title"))
+    assert re.match(r"Plus speaks for \w+, minus for \w+; the sum is \+", hidden_text(page, "why-caption"))
+    bars = "return [...document.querySelectorAll('#why-terms tr')].map((r) => [r.cells[0].textContent, "
+    shown = page.execute_script(bars + "r.querySelector('meter').value, r.cells[1].lastChild.textContent])")
+    assert [name for name, _, _ in shown] == ["embedding", "an average query"]
+    numbers = [float(text.replace("\N{MINUS SIGN}", "-")) for _, _, text in shown]
+    total = float(hidden_text(page, "why-caption").rpartition("+")[2])
+    assert sum(numbers) == pytest.approx(total, abs=0.02)
+    largest = max(map(abs, numbers))
+    assert [size for _, size, _ in shown] == pytest.approx([abs(n) / largest for n in numbers], abs=0.02)
+    term = {"name": "chol", "value": None, "log_odds": -2.0}
+    age = {"name": "age", "value": 82, "log_odds": 1.0}
+    why = {
+        "client": "oslo",
+        "over": "lima",
+        "log_odds": -0.5,
+        "terms": [term, age],
+        "rest": 0,
+        "baseline": 0.5,
+        "sizes": 0,
+    }
+    page.execute_script("showWhy({ why: arguments[0] })", {**why, "unlike": []})
+    found = page.execute_script(bars + "r.querySelector('meter').value, r.cells[1].lastChild.textContent])")
+    assert found == [
+        ["chol missing", 1, "\N{MINUS SIGN}2.00"],
+        ["age 82", 0.5, "+1.00"],
+        ["an average query", 0.25, "+0.50"],
+    ]
+    page.execute_script(
+        "showWhy({ why: arguments[0] })", {**why, "unlike": [{"name": "age", "value": 150, "share": 0.8}]}
+    )
+    assert page.execute_script(bars + "r.cells[1].lastChild.textContent])") == [["age 150", "80.0 %"]]
+    assert hidden_text(page, "why-title") == "What makes the query strange"
+    page.execute_script("showWhy({ why: null })")
+    assert not page.find_element(By.ID, "why").is_displayed()
+
+
 def test_the_asked_picture_and_its_true_label_stand_beside_the_answer(page: webdriver.Chrome, tmp_path: Path) -> None:
     for number in (1, 4):  # sample n of the digits is an n
         ask_about(page, "flatbed", number)
@@ -102,7 +141,7 @@ def test_the_asked_picture_and_its_true_label_stand_beside_the_answer(page: webd
 
 def test_terms_are_explained_by_the_glossary(page: webdriver.Chrome) -> None:
     ask_about(page, "flatbed", 1)
-    for fold in ("options", "details"):
+    for fold in ("options", "why", "details"):
         open_fold(page, fold)
     pointer = ActionBuilder(page)
     pointer.pointer_action.move_to_location(1, 1)  # where it points at no term
@@ -130,7 +169,7 @@ def test_a_phone_scrolls_the_page_downwards_only(page: webdriver.Chrome) -> None
     ask_about(page, "flatbed", 1)
     with window(page, 375):
         assert page_width(page) <= 375
-        for fold in ("options", "details"):
+        for fold in ("options", "why", "details"):
             open_fold(page, fold)
         assert page_width(page) <= 375
         wide = page.execute_script(
@@ -143,7 +182,7 @@ def test_a_phone_scrolls_the_page_downwards_only(page: webdriver.Chrome) -> None
 
 def test_light_and_dark_colours_have_enough_contrast(page: webdriver.Chrome) -> None:
     ask_about(page, "flatbed", 1)
-    for fold in ("options", "details"):
+    for fold in ("options", "why", "details"):
         open_fold(page, fold)
     for scheme in ("light", "dark"):
         with colours(page, scheme):

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -20,13 +21,15 @@ from torch.func import functional_call
 from feddrm.errors import FeddrmError
 from feddrm.models import Net, is_client_branch, is_project, is_trunk, of_this_thread
 from feddrm.registry import Named
-from feddrm.router.features.colour import colour_statistics
+from feddrm.router.features.colour import colour_parts
 from feddrm.router.features.tensor_cache import cached_tensor
 
 Leaves = Mapping[str, Tensor]
 Stages = Mapping[str, Tensor]
+Parts = dict[str, Tensor]  # of rows: columns by name, in their order
 CPU_BATCH, GPU_BATCH = 512, 2048
 PIXELS = 256  # images of at most this many values may use them as features
+INPUT = "input"  # the stage before the network; also the part of a row that is the sample itself
 
 
 @dataclass(frozen=True)
@@ -43,9 +46,13 @@ class Feature(Named, ABC):
         """Whether a row contains the sample itself. Such a row must not leave its client."""
         return False
 
-    @abstractmethod
     def __call__(self, net: Net | None, stages: Stages) -> Tensor:
-        """Rows [n, d] from the stages of one batch; ``stages["input"]`` is always there."""
+        """Rows [n, d] from the stages of one batch; ``stages[INPUT]`` is always there."""
+        return _row(self.parts(net, stages))
+
+    @abstractmethod
+    def parts(self, net: Net | None, stages: Stages) -> Parts:
+        """The rows in parts that a person can tell apart, by name and in order; ``INPUT`` is the flat sample itself."""
 
 
 @dataclass(frozen=True)
@@ -60,18 +67,18 @@ class Multiscale(Feature):
     def holds_sample(self, shape: tuple[int, ...]) -> bool:
         return len(shape) == 1  # a row of a table is a flat stage
 
-    def __call__(self, net: Net | None, stages: Stages) -> Tensor:
+    def parts(self, net: Net | None, stages: Stages) -> Parts:
         assert net is not None
-        columns = []
+        parts = {}
         for name, stage in stages.items():
             if stage.ndim > 2:
                 positions = stage.transpose(1, 2) if stage.ndim == 3 else stage.flatten(2)
                 deviation, mean = torch.std_mean(positions.float(), dim=2, correction=0)
-                columns += [mean, deviation]
-            elif name == "input" or any(True for _ in net.trunk.get_submodule(name).parameters()):
-                columns.append(stage.float())
+                parts[name] = torch.cat([mean, deviation], dim=1)
+            elif name == INPUT or any(True for _ in net.trunk.get_submodule(name).parameters()):
+                parts[name] = stage.float()
             # A stage without parameters only pools the stage before, whose means are in the row already.
-        return torch.cat(columns, dim=1)
+        return parts
 
 
 @dataclass(frozen=True)
@@ -80,8 +87,10 @@ class Embedding(Feature):
 
     name: ClassVar[str] = "embedding"
 
-    def __call__(self, net: Net | None, stages: Stages) -> Tensor:  # noqa: ARG002
-        return stages["embedding"].flatten(1).float()
+    def parts(self, net: Net | None, stages: Stages) -> Parts:  # noqa: ARG002
+        embedding = stages["embedding"]
+        name = INPUT if embedding is stages[INPUT] else self.name  # a model that is the identity returns its input
+        return {name: embedding.flatten(1).float()}
 
 
 @dataclass(frozen=True)
@@ -91,9 +100,9 @@ class Hidden(Feature):
     name: ClassVar[str] = "hidden"
     needs: ClassVar[str] = "project"
 
-    def __call__(self, net: Net | None, stages: Stages) -> Tensor:
+    def parts(self, net: Net | None, stages: Stages) -> Parts:
         assert net is not None
-        return net.hidden(stages["embedding"]).float()
+        return {self.name: net.hidden(stages["embedding"]).float()}
 
 
 @dataclass(frozen=True)
@@ -108,11 +117,11 @@ class ClientBranch(Feature):
             return "the network has no client branch"
         return super().unfit(shape, net)
 
-    def __call__(self, net: Net | None, stages: Stages) -> Tensor:
+    def parts(self, net: Net | None, stages: Stages) -> Parts:
         assert net is not None
         assert net.client_project is not None
         v: Tensor = net.client_project(stages[net.client_stage])
-        return v.float()
+        return {self.name: v.float()}
 
 
 @dataclass(frozen=True)
@@ -131,8 +140,8 @@ class Raw(Feature):
     def holds_sample(self, shape: tuple[int, ...]) -> bool:  # noqa: ARG002
         return True
 
-    def __call__(self, net: Net | None, stages: Stages) -> Tensor:  # noqa: ARG002
-        return stages["input"].flatten(1).float()
+    def parts(self, net: Net | None, stages: Stages) -> Parts:  # noqa: ARG002
+        return {INPUT: stages[INPUT].flatten(1).float()}
 
 
 @dataclass(frozen=True)
@@ -155,10 +164,10 @@ class Colour(Feature):
     def unfit(self, shape: tuple[int, ...], net: Net | None) -> str | None:  # noqa: ARG002
         return None if len(shape) == 3 else "samples are no images"
 
-    def __call__(self, net: Net | None, stages: Stages) -> Tensor:  # noqa: ARG002
-        x = stages["input"].float()
+    def parts(self, net: Net | None, stages: Stages) -> Parts:  # noqa: ARG002
+        x = stages[INPUT].float()
         mean, std = (_by_channel(v, x.device) for v in (self.mean, self.std))
-        return colour_statistics((x * std + mean).clamp(0, 1))
+        return colour_parts((x * std + mean).clamp(0, 1))
 
 
 @cached_tensor
@@ -241,14 +250,31 @@ def extract(
     if recipe.name == Raw.name:
         return {Raw.name: x.flatten(1).float()}  # no pass, and no copy of rows
     batches: dict[str, list[Tensor]] = {feature.name: [] for feature in recipe.features}
+    parts_of = _extractor(recipe, net, leaves)
+    with torch.no_grad():
+        for batch in torch.split(x, batch_size or (GPU_BATCH if x.is_cuda else CPU_BATCH)):
+            for name, parts in parts_of(batch).items():
+                batches[name].append(_row(parts))
+    return {name: torch.cat(rows) for name, rows in batches.items()}
+
+
+def part_widths(recipe: Recipe, net: Net | None, leaves: Leaves, blank: Tensor) -> dict[str, dict[str, int]]:
+    """The number of columns of every part of every feature, in the order of a row; ``blank`` is any sample [1, ...]."""
+    with torch.no_grad():
+        found = _extractor(recipe, net, leaves)(blank)
+    return {name: {part: rows.shape[1] for part, rows in parts.items()} for name, parts in found.items()}
+
+
+def _row(parts: Parts) -> Tensor:
+    columns = list(parts.values())
+    return columns[0] if len(columns) == 1 else torch.cat(columns, dim=1)
+
+
+def _extractor(recipe: Recipe, net: Net | None, leaves: Leaves) -> Callable[[Tensor], dict[str, Parts]]:
+    """A function from network inputs to the parts of every feature by name."""
     extractor = _Extractor(recipe, None if net is None else of_this_thread(net))
     wanted = {f"net.{leaf}": value for leaf, value in leaves.items() if recipe.wants(leaf)}
-    with torch.no_grad():
-        for part in torch.split(x, batch_size or (GPU_BATCH if x.is_cuda else CPU_BATCH)):
-            columns = functional_call(extractor, wanted, (part,)) if wanted else extractor(part)
-            for name, rows in columns.items():
-                batches[name].append(rows)
-    return {name: torch.cat(rows) for name, rows in batches.items()}
+    return partial(functional_call, extractor, wanted) if wanted else extractor
 
 
 class _Extractor(torch.nn.Module):
@@ -258,8 +284,8 @@ class _Extractor(torch.nn.Module):
         super().__init__()
         self.recipe, self.net = recipe, net
 
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
-        stages = {"input": x}
+    def forward(self, x: Tensor) -> dict[str, Parts]:
+        stages = {INPUT: x}
         if self.recipe.needs and self.net is not None:
             _, stages = self.net.embed(x)
-        return {feature.name: feature(self.net, stages) for feature in self.recipe.features}
+        return {feature.name: feature.parts(self.net, stages) for feature in self.recipe.features}

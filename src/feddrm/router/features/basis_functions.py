@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from feddrm.errors import FeddrmError
 from feddrm.models import Net
-from feddrm.router.features.base import Feature, Stages
+from feddrm.router.features.base import Feature, Parts, Stages
 
 
 @dataclass(frozen=True)
@@ -40,13 +39,13 @@ class BasisFeature(Feature):
     def holds_sample(self, shape: tuple[int, ...]) -> bool:  # noqa: ARG002
         return True
 
-    def __call__(self, net: Net | None, stages: Stages) -> Tensor:  # noqa: ARG002
+    def parts(self, net: Net | None, stages: Stages) -> Parts:  # noqa: ARG002
         from feddrm.drm.basis import evaluate_basis
 
         x = stages["input"][:, list(self.columns)].double()
         raw = x * x.new_tensor(self.scale) + x.new_tensor(self.centre)
         try:
-            return torch.from_numpy(evaluate_basis(self.basis, raw.cpu().numpy())).to(x.device)
+            return {self.name: torch.from_numpy(evaluate_basis(self.basis, raw.cpu().numpy())).to(x.device)}
         except FeddrmError:  # its text has an observation, which must not leave its site
             raise FeddrmError(
                 f"the {self.basis} basis has no finite value for some samples: choose another, such as normal"

@@ -29,27 +29,32 @@ PATCHES = 4
 
 def colour_statistics(pixels: Tensor) -> Tensor:
     """One row per image [n, channels, height, width] in [0, 1]; with hue and saturation if there are three channels."""
-    parts = [pixels]
+    return torch.cat(list(colour_parts(pixels).values()), dim=1)
+
+
+def colour_parts(pixels: Tensor) -> dict[str, Tensor]:
+    """The columns of :func:`colour_statistics` by kind, in their order."""
+    channels = [pixels]
     weights = None
     if pixels.shape[1] == 3:
         hue, saturation, value, chroma = hue_saturation_value(pixels)
-        parts += [saturation[:, None], value[:, None]]
+        channels += [saturation[:, None], value[:, None]]
         weights = (hue, saturation, value, chroma)
-    flat = torch.cat(parts, dim=1)  # [n, c, h, w]
+    flat = torch.cat(channels, dim=1)  # [n, c, h, w]
     counts = _counts(_levels(flat, LEVELS), LEVELS)
     smooth = counts @ _kernel(BINS, WIDTH, False, pixels.device)
-    columns = [
-        smooth.flatten(1).sqrt(),  # the root makes the spread of a count about the same in full and empty bins
-        _quantiles(counts @ _kernel(CDF_BINS, CDF_WIDTH, False, pixels.device)),
-        F.adaptive_avg_pool2d(flat, PATCHES).flatten(1),
-    ]
+    parts = {
+        "histograms": smooth.flatten(1).sqrt(),  # the root makes a count's spread about the same in full and empty bins
+        "quantiles": _quantiles(counts @ _kernel(CDF_BINS, CDF_WIDTH, False, pixels.device)),
+        "thumbnail": F.adaptive_avg_pool2d(flat, PATCHES).flatten(1),
+    }
     planes = [flat]
     if weights is not None:
-        columns += _by_hue(*weights)
+        parts["hue and saturation"] = torch.cat(_by_hue(*weights), dim=1)
         hue, _, _, chroma = weights
         angle = 2 * math.pi * hue
         planes += [torch.stack([chroma, chroma * angle.cos(), chroma * angle.sin()], dim=1)]
-    return torch.cat([*columns, *_moments(torch.cat(planes, dim=1).flatten(2))], dim=1)
+    return parts | {"moments": torch.cat(_moments(torch.cat(planes, dim=1).flatten(2)), dim=1)}
 
 
 def hue_saturation_value(pixels: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

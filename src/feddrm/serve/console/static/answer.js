@@ -80,6 +80,45 @@ function figures(content, route, rule) {
   ].filter(([, , value]) => value);
 }
 
+// A term's name, with its value in a table.
+function termName(term) {
+  if (!("value" in term)) return term.name;
+  return `${term.name} ${term.value === null ? "missing" : isolated(String(term.value))}`;
+}
+
+function termBar(name, value, largest, text) {
+  const cell = element("td", null, { class: "number" });
+  const style = { class: value < 0 ? "against" : "for", "aria-label": `${name}: ${text}` };
+  cell.append(element("meter", text, { min: 0, max: 1, value: Math.abs(value) / largest, ...style }), text);
+  return row([name, cell]);
+}
+
+// What made the client likelier than the next one, or the query unlike the training data.
+function showWhy(route) {
+  const why = route.why;
+  $("why").hidden = !why;
+  if (!why) return;
+  const [client, over] = [why.client, why.over].map(isolated);
+  if (why.unlike.length) {
+    $("why-title").textContent = "What makes the query strange";
+    $("why-caption").textContent = "Shares of its distance from the training data";
+    $("why-unit").textContent = "Share";
+    $("why-terms").replaceChildren(...why.unlike.map((term) => termBar(termName(term), term.share, 1, percent(term.share))));
+    return;
+  }
+  $("why-title").textContent = `Why ${client} and not ${over}`;
+  $("why-caption").textContent = `Plus speaks for ${client}, minus for ${over}; the sum is ${signed(why.log_odds)}`;
+  $("why-unit").textContent = "Log-odds";
+  const others = [["everything else", why.rest], ["an average query", why.baseline], ["sizes of the clients", why.sizes]];
+  const shown = [...why.terms.map((term) => [termName(term), term.log_odds]), ...others].filter(([, value]) => value);
+  const largest = Math.max(...shown.map(([, value]) => Math.abs(value)));
+  $("why-terms").replaceChildren(...shown.map(([name, value]) => termBar(name, value, largest, signed(value))));
+}
+
+function signed(value) {
+  return (value < 0 ? "\u2212" : "+") + Math.abs(value).toFixed(2);
+}
+
 function showPicture(query, label) {
   const image = $("asked-picture");
   if (image.src) URL.revokeObjectURL(image.src);
@@ -118,6 +157,7 @@ function showResult(content, options, query) {
     $("classes").replaceChildren(...likeliest.map(([name, value]) =>
       row([name, bar(value, `label probability of ${name}`)])));
   }
+  showWhy(route);
   $("figures").replaceChildren(...figures(content, route, options.rule).flatMap(([title, key, value]) =>
     [element("dt", title, key ? { "data-term": key } : {}), element("dd", value)]));
   explainTerms($("figures"));

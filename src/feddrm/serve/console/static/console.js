@@ -78,6 +78,7 @@ async function ask(event) {
   try {
     const action = $("action").value;
     const options = { rule: $("rule").value };
+    if (options.rule !== "competence") options.why = true; // of that rule there are no terms
     if ($("away").value) options.max_away = $("away").value;
     if (action === "predict") {
       Object.assign(options, { consult: $("consult").value, abstain: $("abstain").value });

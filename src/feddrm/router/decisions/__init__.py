@@ -1,0 +1,1 @@
+"""What the router decides about a query, and why."""
