@@ -133,6 +133,9 @@ def test_folders_that_are_no_runs(tmp_path: Path, make_run: MakeRun) -> None:
         ("summary.json", '{"average_accuracy": {"mean": "high"}}', "average_accuracy.mean should be a number"),
         ("summary.json", '{"average_accuracy": 79.3}', "should be a fraction between 0 and 1, found 79.3"),
         ("summary.json", '{"system_accuracy": 0.5}', "system_accuracy should be a mapping, found float"),
+        ("summary.json", '{"communication": 5}', "communication should be a mapping, found int"),
+        ("summary.json", '{"communication": {"bytes_total": "5"}}', "communication.bytes_total should be a number"),
+        ("metrics.jsonl", '{"round": 1, "communication": 5}\n', "communication should be a mapping, found int"),
         ("summary.json", '{"metrics": {"own": 1}}', "metrics.own should be a mapping, found int"),
         (
             "summary.json",

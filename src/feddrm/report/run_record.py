@@ -239,7 +239,7 @@ def _read_points(path: Path) -> tuple[EvaluatedRound, ...]:
             str(e.get("stage") or "train"),
             read_number(e.get("loss"), path, "loss"),
             read_scores(e, path),
-            read_number(read_mapping(e.get("communication"), path, "communication").get("bytes_total"), path, "bytes"),
+            _read_total(read_mapping(e.get("communication"), path, "communication"), path),
         )
         for r, e in sorted(entries.items())
     )
@@ -269,14 +269,19 @@ def _client_key(key: str) -> str:
 
 
 def _read_sent(entry: Any, path: Path) -> SentBytes | None:
-    """The totals of a training, and what one client gets and sends in one round of its first stage."""
+    """The total of a training, and what one client gets and sends in one round that does not tune."""
     figures = read_mapping(entry, path, "communication")
-    total = read_number(figures.get("bytes_total"), path, "communication.bytes_total")
+    total = _read_total(figures, path)
     if total is None:
         return None
-    training = read_mapping(read_mapping(figures.get("stages"), path, "stages").get("train"), path, "stages.train")
+    stages = read_mapping(figures.get("stages"), path, "communication.stages")
+    training = read_mapping(stages.get("train"), path, "communication.stages.train")
     each = [read_number(training.get(f"bytes_per_{way}"), path, f"bytes_per_{way}") for way in ("download", "upload")]
     return SentBytes(None if None in each else sum(filter(None, each)), total)
+
+
+def _read_total(figures: Mapping[str, Any], path: Path) -> float | None:
+    return read_number(figures.get("bytes_total"), path, "communication.bytes_total")
 
 
 def _read_metrics(listed: Any, path: Path) -> Metrics:
