@@ -76,6 +76,20 @@ def evaluation_of(federation: Federation, round: int, seed: int = 0) -> dict[str
     return {"round": round, "per_client": per_client, "confusion": confusion}
 
 
+def communication_of(rounds: int, each: int, tune: int = 0) -> dict[str, Any]:
+    """The entry of a summary: two clients that get and send ``each`` bytes; none are sent in ``tune`` rounds."""
+
+    def stage(rounds: int, up: int) -> dict[str, Any]:
+        messages = 2 * rounds
+        counts = {"rounds": rounds, "downloads": messages, "uploads": messages}
+        sizes = {"bytes_down": messages * each, "bytes_up": messages * up}
+        return {**counts, **sizes, "bytes_per_download": float(each), "bytes_per_upload": float(up)}
+
+    stages = {"train": stage(rounds - tune, each)} | ({"tune": stage(tune, 0)} if tune else {})
+    down, up = (sum(one[f"bytes_{way}"] for one in stages.values()) for way in ("down", "up"))
+    return {"bytes_down": down, "bytes_up": up, "bytes_total": down + up, "stages": stages}
+
+
 def metrics_of(skill: float, clients: list[str]) -> dict[str, Any]:
     """The metrics of a summary; ``system`` has no AUROC, as if all samples were of one class."""
 
@@ -101,8 +115,12 @@ def write_run(
     rounds: int = 60,
     seed: int = 0,
     metrics: bool = False,
+    each: int | None = None,
 ) -> Path:
-    """Write a run folder; ``skill`` is the average accuracy that the run approaches."""
+    """Write a run folder; ``skill`` is the average accuracy that the run approaches, ``each`` as two clients send it.
+
+    Older runs do not say what was sent.
+    """
     folder.mkdir(parents=True)
     config = {
         "data": {"name": federation.name, "clients": len(federation), "alpha": 0.3},
@@ -117,10 +135,16 @@ def write_run(
     (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
     last = rounds if finished else rounds // 2
     lines = [metrics_line(r, skill, "tune" if r > rounds - tune else "train") for r in range(5, last + 1, 5)]
+    if each is not None:
+        for line in lines:
+            sent = communication_of(line["round"], each, max(0, line["round"] - rounds + tune))
+            line["communication"] = {key: value for key, value in sent.items() if key != "stages"}
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     if finished:
         names = [client.name for client in federation.clients]
         measured = {"metrics": metrics_of(skill, names)} if metrics else {}
+        if each is not None:
+            measured["communication"] = communication_of(rounds, each, tune)
         (folder / "summary.json").write_text(json.dumps({**summary_of(lines[-1]), **measured}))
     evaluation = evaluation_of(federation, last)
     if metrics:

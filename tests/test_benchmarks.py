@@ -39,6 +39,7 @@ def figures_of(words: str, key: str, folder: Path) -> dict[str, Any]:
     [
         ("closed_form --features 40 --scale 0.02 --repeat 1", "fit"),
         ("closed_form --digits 1", "digits"),
+        ("communication --rounds 2", "methods"),
         ("cost_curves --quick --figure TMP.png", "curves"),
         ("data_pipeline --random", "batch_of_128"),
         ("deploy_privacy --rounds 1 --seeds 1", "rows"),
@@ -125,11 +126,12 @@ def test_committed_figures_name_hardware_versions_and_date() -> None:
 
 
 @pytest.mark.slow
-def test_the_table_of_methods_shows_the_committed_figures(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["closed_form_methods", "communication"])
+def test_the_tables_of_methods_show_the_committed_figures(name: str, tmp_path: Path) -> None:
     page = tmp_path / "methods.md"
     page.write_text((ROOT / "docs" / "methods.md").read_text())
-    figures = ROOT / "results" / "bench" / "closed_form_methods.json"
-    run_benchmark("closed_form_methods", "--page", figures, "--docs", tmp_path)
+    figures = ROOT / "results" / "bench" / f"{name}.json"
+    run_benchmark(name, "--page", figures, "--docs", tmp_path)
     assert page.read_text() == (ROOT / "docs" / "methods.md").read_text()
 
 

@@ -18,4 +18,10 @@ def test_two_rounds_end_with_the_same_bits_as_in_one_process(method: str, deploy
     deployment = deployed(training={"method": method}, router=False)
     deployment.server().go()
     assert not deployment.complaints
-    assert_same(deployment, in_one_process(method, Plan(rounds=2, local_steps=4, batch_size=16, lr=0.05)))
+    expected = in_one_process(method, Plan(rounds=2, local_steps=4, batch_size=16, lr=0.05))
+    assert_same(deployment, expected)
+    sent = deployment.server().run.summary()["communication"]
+    whole = {way: sent.pop(f"message_bytes_{way}") for way in ("down", "up")}
+    assert {"communication": sent} == expected.communication.summary(2)
+    assert whole["down"] > sent["bytes_down"]
+    assert whole["up"] > sent["bytes_up"], "messages have headers"

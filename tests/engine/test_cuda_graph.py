@@ -135,6 +135,7 @@ def test_the_graph_equals_the_loop_in_float64(method: Method) -> None:
     some = plan(rounds_of(method, 4))
     one, other = (played(method, engine, some, dtype=torch.float64) for engine in ("sequential", "graph"))
     assert apart(method, one, other) < 1e-9
+    assert one.communication == other.communication
     start = played(method, "sequential", plan(1), dtype=torch.float64)
     assert apart(method, start, other) > 1e-3  # it did train
 
@@ -184,6 +185,7 @@ def test_partial_participation_and_dropouts(method: Method) -> None:
     some = plan(8, participation=0.75, dropout=0.3, seed=5)
     one, other = (played(method, engine, some, dtype=torch.float64) for engine in ("sequential", "graph"))
     assert apart(method, one, other) < 1e-9
+    assert one.communication == other.communication
 
 
 def test_named_clients_answer() -> None:

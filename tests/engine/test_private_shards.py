@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from feddrm.engine import State, load_state, save_state
+from feddrm.engine.communication import Communication
 from feddrm.engine.private_shards import PrivateShards
 from feddrm.methods import Slots
 
@@ -31,7 +32,7 @@ def played(folder: Path, rounds: int) -> list[tuple[State, list[float]]]:
     states = []
     for number in range(1, rounds + 1):
         new = {client: float(1000 * number + client) for client in draws.sample(range(CLIENTS), 30)}
-        state = state.after(state.shared, {client: slots(value) for client, value in new.items()})
+        state = state.after(state.shared, {client: slots(value) for client, value in new.items()}, Communication())
         expected = [new.get(client, value) for client, value in enumerate(expected)]
         states.append((state, expected))
     return states
@@ -65,7 +66,7 @@ def test_a_saved_state_is_read_again_and_other_states_files_are_deleted(tmp_path
     assert loaded.round == 7
     assert values(loaded.private) == expected
     # The next round of the loaded state is written as that of the state that was never saved.
-    again = loaded.after(loaded.shared, {3: slots(-1.0)})
+    again = loaded.after(loaded.shared, {3: slots(-1.0)}, Communication())
     assert isinstance(again.private, PrivateShards)
     assert values(again.private) == [*expected[:3], -1.0, *expected[4:]]
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from feddrm.engine import Plan, RoundSchedule, State, first_state, participants
+from feddrm.engine.communication import Communication
 from feddrm.errors import SettingError
 from feddrm.methods import Ditto, FedAvg, FedAvgFT, Stage
 from refusal import refused
@@ -75,7 +76,7 @@ def test_every_client_starts_from_the_same_model():
 )
 def test_a_state_goes_on_with_shared_leaves_only(aggregated, problem):
     with refused(f"the method's aggregate() {problem}"):
-        State(0, {"w": torch.ones(2)}, ()).after(aggregated, {})
+        State(0, {"w": torch.ones(2)}, ()).after(aggregated, {}, Communication())
 
 
 # --- who takes part -----------------------------------------------------------------------------

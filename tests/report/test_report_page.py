@@ -159,6 +159,12 @@ def test_the_page_of_several_runs_compares_them(make_run: MakeRun, tmp_path: Pat
     assert any("3 runs compared" in text for text in page.texts)
     assert "unfinished: round 30 of 60" in page.texts
     assert [text for text in page.texts if text.strip() == "_base (head, density)"]  # in a legend
+    assert not any("over megabytes sent" in text for text in page.texts), "older runs do not say"
+    counted = [make_run("one", each=1000), make_run("two", method="fedavg", each=2000)]
+    write_for(counted, tmp_path / "counted")
+    page = read_page(tmp_path / "counted" / "report.html")
+    assert any(text.startswith("Average accuracy over megabytes sent") for text in page.texts)
+    assert "MB in total" in page.texts
 
 
 def test_the_page_of_seeds_shows_means_differences_and_the_first_run(

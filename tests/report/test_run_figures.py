@@ -53,6 +53,19 @@ def test_legends_fit_their_figures(make_run: MakeRun) -> None:
         assert legend.get_window_extent().x1 <= figure.bbox.x1
 
 
+def test_accuracy_over_megabytes_shows_the_runs_that_say_what_they_sent(make_run: MakeRun) -> None:
+    folders = [make_run("_a", each=10**6), make_run("b", method="local", each=0), make_run("old", method="fedrep")]
+    groups = group_runs([RunRecord.read(folder) for folder in folders])
+    shown = run_figures.communication_groups(groups)
+    assert [group.name for group in shown] == ["_a", "b"]
+    lines = run_figures.communication_figure(shown).axes[0].lines
+    assert [line.get_label() for line in lines] == [" _a", "b"]
+    assert lines[0].get_xdata().tolist() == [4 * round for round in range(5, 61, 5)], "two clients, down and up"
+    assert set(lines[1].get_xdata()) == {0}
+    _, average = groups[0].first.curve(Measure("average"))
+    assert lines[0].get_ydata().tolist() == [100 * value for value in average]
+
+
 def test_runs_differ_by_more_than_colour(make_run: MakeRun) -> None:
     record = RunRecord.read(make_run("a"))
     lines = run_figures.comparison_curves([RunGroup(name, (record,)) for name in "abcd"]).axes[0].lines

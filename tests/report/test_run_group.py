@@ -131,6 +131,16 @@ def test_curves_are_means_over_seeds_of_common_rounds(make_seeds: MakeSeeds) -> 
     assert (means[-1], spreads[-1]) == (fmean(last), stdev(last))
 
 
+def test_what_was_sent_is_a_mean_over_seeds_that_all_say_it(make_run: MakeRun) -> None:
+    runs = [make_run(f"a/seed-{i}", seed=i, each=1000 * (i + 1)) for i in range(2)]
+    (group,) = groups_of(runs)
+    assert group.sent == (3000.0, 60 * 2 * 3000)
+    assert group.sent_until([5, 60]) == [30_000, 360_000]
+    (mixed,) = groups_of([*runs, make_run("a/seed-2", seed=2)])
+    assert mixed.sent is None
+    assert mixed.sent_until([5]) is None
+
+
 def test_names_come_from_the_folder_that_holds_one_group(make_seeds: MakeSeeds, make_run: MakeRun) -> None:
     nested = make_seeds("x/same", [0.6, 0.7]) + make_seeds("y/same", [0.6, 0.7], method="fedavg")
     assert [group.name for group in groups_of(nested)] == ["x/same", "y/same"]

@@ -56,6 +56,19 @@ def test_metrics_are_read_with_their_intervals(make_run: MakeRun) -> None:
     assert (older.metrics, older.class_confusion) == ({}, {})
 
 
+def test_what_was_sent_is_read_from_summary_and_lines(make_run: MakeRun) -> None:
+    record = RunRecord.read(make_run("new", each=1000, tune=10))
+    assert record.sent == (2000.0, 2 * (60 + 50) * 1000)
+    assert [point.sent for point in record.points[-3:]] == [200_000, 210_000, 220_000], "only downloads while tuning"
+    older = RunRecord.read(make_run("old"))
+    assert (older.sent, older.points[-1].sent) == (None, None)
+    only_tuned = make_run("only tuned", each=1000)
+    summary = json.loads((only_tuned / "summary.json").read_text())
+    del summary["communication"]["stages"]["train"]
+    (only_tuned / "summary.json").write_text(json.dumps(summary))
+    assert RunRecord.read(only_tuned).sent == (None, 240_000)
+
+
 def test_an_unfinished_run_has_the_scores_of_its_last_round(make_run: MakeRun) -> None:
     folder = make_run("first", finished=False)
     last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
@@ -120,6 +133,9 @@ def test_folders_that_are_no_runs(tmp_path: Path, make_run: MakeRun) -> None:
         ("summary.json", '{"average_accuracy": {"mean": "high"}}', "average_accuracy.mean should be a number"),
         ("summary.json", '{"average_accuracy": 79.3}', "should be a fraction between 0 and 1, found 79.3"),
         ("summary.json", '{"system_accuracy": 0.5}', "system_accuracy should be a mapping, found float"),
+        ("summary.json", '{"communication": 5}', "communication should be a mapping, found int"),
+        ("summary.json", '{"communication": {"bytes_total": "5"}}', "communication.bytes_total should be a number"),
+        ("metrics.jsonl", '{"round": 1, "communication": 5}\n', "communication should be a mapping, found int"),
         ("summary.json", '{"metrics": {"own": 1}}', "metrics.own should be a mapping, found int"),
         (
             "summary.json",

@@ -134,6 +134,31 @@ def test_metrics_of_the_answers_have_a_table_of_their_own(make_run: MakeRun, mak
     assert "metrics" not in bare
 
 
+def test_what_was_sent_stands_beside_the_method(make_run: MakeRun) -> None:
+    """In millions of bytes to three digits; of an older run with a dash, and of older runs alone not at all."""
+    sizes = {"a": 61_234, "b": 0, "c": 3_456_789}
+    folders = [make_run(name, method=name, each=each) for name, each in sizes.items()]
+    table = report_table([*folders, make_run("old")])
+    shown = {row[0]: row[1:] for row in table.text_rows()[2:4]}
+    assert shown == {"MB per client and round": ["0.122", "0", "6.91", "–"], "MB in total": ["14.7", "0", "830", "–"]}
+    rows = {row.cells[0].text: [cell.text for cell in row.cells[1:]] for row in table.table(dash="--").rows}
+    assert rows["MB in total"] == ["14.7", "0", "830", "--"]
+    assert "MB (a million bytes) are the tensors of the rounds" in table.caption
+    assert "MB in total & 14.7 & 0 & 830 & -- \\" in table.latex()
+    lines = list(csv.DictReader(io.StringIO(table.csv())))
+    assert [line["communication.bytes_total"] for line in lines] == ["14696160.0", "0.0", "829629360.0", ""]
+    assert lines[0]["communication.bytes_per_client_and_round"] == "122468.0"
+    first, *_, old = table.values()
+    assert first["communication"] == {"bytes_per_client_and_round": 122468.0, "bytes_total": 14696160.0}
+    assert "communication" not in old
+    many = report_table([*folders, *(make_run(f"r{i}", skill=0.7 + i / 40) for i in range(7))])
+    assert many.header()[:5] == ["run", "method", "MB per client and round", "MB in total", "average"]
+    assert many.text_rows()[0][:4] == ["a", "a", "0.122", "14.7"]
+    alone = report_table([folders[0].parent / "old"])
+    assert not any("MB" in text for row in alone.text_rows() for text in row)
+    assert "MB" not in alone.caption + alone.csv()
+
+
 def test_values_have_the_shape_of_a_summary(three: RunTable) -> None:
     value = json.loads(json.dumps(three.values()))[1]
     summary = json.loads((three.records[1].folder / "summary.json").read_text())

@@ -29,7 +29,7 @@ def test_a_run_stopped_after_any_round_resumes_bit_for_bit(
     method: str, digits: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = {**SMALL, "evaluation": {"window": 2, "every": 1}}
-    train(digits, method, out=tmp_path / "whole", **settings)
+    whole = train(digits, method, out=tmp_path / "whole", **settings)
 
     class Cut(Exception):
         pass
@@ -48,8 +48,9 @@ def test_a_run_stopped_after_any_round_resumes_bit_for_bit(
         assert not (out / "summary.json").exists()
         with (out / "metrics.jsonl").open("ab") as file:
             file.write(b'{"round": 99, "lo')  # as a crash in the middle of a line leaves it
-        train(digits, method, out=out, **settings)
+        resumed = train(digits, method, out=out, **settings)
         assert files(out) == files(tmp_path / "whole")
+        assert resumed.summary["communication"] == whole.summary["communication"]
 
 
 def test_ctrl_c_saves_the_last_whole_round(digits: Federation, tmp_path: Path) -> None:
@@ -243,7 +244,11 @@ def test_a_large_federation_resumes_bit_for_bit_and_equals_the_one_in_memory(
 ) -> None:
     settings = {**SMALL, "participation": 0.1, "evaluation": {"window": 1, "every": 4}}
     federation = crowd()
-    train(federation, "ditto", out=tmp_path / "whole", **settings)
+    whole = train(federation, "ditto", out=tmp_path / "whole", **settings)
+    leaves = load_state(tmp_path / "whole" / "checkpoint" / "state.safetensors").shared.values()
+    each, answers = 4 * sum(leaf.numel() for leaf in leaves), 4 * 10  # a tenth of 103 clients in every round
+    assert whole.summary["communication"]["stages"]["train"]["downloads"] == answers
+    assert whole.summary["communication"]["bytes_total"] == 2 * answers * each
 
     def stop(played: Any, metrics: Any, rounds: int) -> None:
         if played.state.round == 2:
@@ -251,7 +256,8 @@ def test_a_large_federation_resumes_bit_for_bit_and_equals_the_one_in_memory(
 
     with pytest.raises(KeyboardInterrupt):
         train(federation, "ditto", out=tmp_path / "cut", on_round=stop, **settings)
-    train(federation, "ditto", out=tmp_path / "cut", **settings)
+    resumed = train(federation, "ditto", out=tmp_path / "cut", **settings)
+    assert resumed.summary["communication"] == whole.summary["communication"]
     assert files(tmp_path / "cut") == files(tmp_path / "whole")
     monkeypatch.setattr(training_session, "SHARD_SIZE", 1000)  # all private slots in memory, as in older runs
     train(federation, "ditto", out=tmp_path / "memory", **settings)

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
+from feddrm.engine.communication import Communication
 from feddrm.engine.private_shards import PrivateShards
 from feddrm.engine.schedule import State
 from feddrm.errors import FeddrmError
@@ -36,6 +37,7 @@ def save_state(path: Path, state: State) -> None:
         "empty": [name.removeprefix("private/") for name, leaves in private.items() if not leaves],
         # The file sorts its tensors, but sums over leaves depend on their order in the last bit.
         "order": list(tensors),
+        "communication": state.communication.saved(),
         **({} if shards is None else {"places": shards.places, "sizes": shards.sizes}),
     }
     # One entry: the order of several is not fixed, and the same state must give the same bytes.
@@ -58,11 +60,13 @@ def load_state(path: Path, device: torch.device | str = "cpu") -> State:
         def of_client(number: str) -> Slots:
             return split_slots(slots.get(number, {}), [slot for client, slot in empty if client == number])
 
+        sent = Communication.load(header.get("communication", {}))  # older versions did not count
         if "places" not in header:
-            return State(header["round"], groups["shared"], tuple(map(of_client, map(str, range(header["clients"])))))
+            slots_of_all = tuple(map(of_client, map(str, range(header["clients"]))))
+            return State(header["round"], groups["shared"], slots_of_all, sent)
         places, sizes = tuple(header["places"]), header["sizes"]
         private = PrivateShards(path.parent / SHARDS, of_client(FIRST), places, sizes, device)
-        return State(header["round"], groups["shared"], private)
+        return State(header["round"], groups["shared"], private, sent)
     except (OSError, SafetensorError, KeyError, ValueError) as error:
         raise FeddrmError(
             f"cannot read checkpoint {path} ({error}): remove the run's folder and start again"

@@ -103,9 +103,10 @@ class GraphEngine:
         else:
             uploads = [_copies(update.upload) for update in captured.updates[: len(answering)]]
             shared = self.method.aggregate(state.shared, uploads, weights)
+        sent = self.schedule.communication(state, [u.upload for u in captured.updates[: len(answering)]])
         number = state.round + 1
         loss = float(captured.loss)  # waits until the round is done
-        return RoundResult(state.after(shared, private), stage, self.schedule.plan.rate(number), loss, answering)
+        return RoundResult(state.after(shared, private, sent), stage, self.schedule.plan.rate(number), loss, answering)
 
     # Random draws are made on the CPU, as in the sequential engine, while the GPU plays the round before.
 
@@ -282,8 +283,8 @@ def _laid_out(state: State, device: torch.device) -> State:
 
     private = state.private
     if isinstance(private, PrivateShards):  # what lies on disk is laid out when it is read
-        return State(state.round, copy(state.shared), replace(private, first=laid_out(private.first)))
-    return State(state.round, copy(state.shared), tuple(map(laid_out, private)))
+        return state._replace(shared=copy(state.shared), private=replace(private, first=laid_out(private.first)))
+    return state._replace(shared=copy(state.shared), private=tuple(map(laid_out, private)))
 
 
 def room_for(value: Tensor, device: torch.device) -> Tensor:

@@ -33,7 +33,8 @@ def play_round(
         shared = method.aggregate(state.shared, [update.upload for update in updates], weights)
         private = {client: update.private for client, update in zip(answering, updates, strict=True)}
         loss = float(weights @ torch.stack([update.loss for update in updates]).double().cpu())
-    after = state.after(shared, private)
+    sent = schedule.communication(state, [update.upload for update in updates])
+    after = state.after(shared, private, sent)
     return RoundResult(after, schedule.stage(number), schedule.plan.rate(number), loss, answering)
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from feddrm.data import generator_for
+from feddrm.engine.communication import Communication, sizes_of
 from feddrm.engine.private_shards import PrivateShards
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.methods import Method, Sgd, Slots, Stage, Tensors
@@ -87,14 +88,16 @@ class State(NamedTuple):
     round: int
     shared: Tensors
     private: Sequence[Slots]  # a tuple or, of a large federation, on disk
+    communication: Communication = Communication()
 
-    def after(self, shared: Tensors, private: Mapping[int, Slots]) -> State:
-        """The state after the next round, with the private slots of its participants."""
+    def after(self, shared: Tensors, private: Mapping[int, Slots], communication: Communication) -> State:
+        """The state after the next round, with the private slots of its participants and all that was sent so far."""
         _check_aggregated(self.shared, shared)
         number = self.round + 1
         if isinstance(self.private, PrivateShards):
-            return State(number, shared, self.private.replaced(number, private))
-        return State(number, shared, tuple(private.get(i, slots) for i, slots in enumerate(self.private)))
+            return State(number, shared, self.private.replaced(number, private), communication)
+        slots = tuple(private.get(i, slots) for i, slots in enumerate(self.private))
+        return State(number, shared, slots, communication)
 
 
 def _check_aggregated(before: Tensors, after: Any) -> None:
@@ -148,9 +151,24 @@ class RoundSchedule:
         tuned = self.plan.rounds - self.method.tuning_rounds(self.plan.rounds)
         return Stage(self.plan.local_steps, round > tuned, round, self.plan.rounds, self.plan.rate(round))
 
+    def asked(self, round: int) -> tuple[int, ...]:
+        """The clients that the server sends something, in client order; some of them may not answer."""
+        return self._participants(round)[0]
+
     def answering(self, round: int) -> tuple[int, ...]:
         """The clients that answer, in client order."""
-        return tuple(self.only[round - 1]) if self.only is not None else participants(self.plan, self.clients, round)[1]
+        return self._participants(round)[1]
+
+    def communication(self, state: State, uploads: Sequence[Tensors]) -> Communication:
+        """What was sent up to and including the round after ``state``, whose answers are ``uploads``."""
+        number = state.round + 1
+        sent = (self.method.send(state.shared, client) for client in self.asked(number))
+        return state.communication.after(self.stage(number).name, sizes_of(sent), sizes_of(uploads))
+
+    def _participants(self, round: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        if self.only is None:
+            return participants(self.plan, self.clients, round)
+        return tuple(self.only[round - 1]), tuple(self.only[round - 1])
 
     @property
     def seats(self) -> int:

@@ -40,6 +40,11 @@ class Stage:
     rounds: int = field(default=1, compare=False)
     lr: float = field(default=0.0, compare=False)
 
+    @property
+    def name(self) -> str:
+        """What files call it: ``tune`` while clients only tune, else ``train``."""
+        return "tune" if self.tuning else "train"
+
 
 @dataclass(frozen=True, eq=False)
 class Sgd:

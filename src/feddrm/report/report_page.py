@@ -92,6 +92,11 @@ def _comparison(groups: Sequence[RunGroup]) -> list[Picture]:
             "the router's density rule if there is a router, otherwise the answer of all clients together."
         )
         pictures.append(Picture(svg, caption))
+    if len(counted := run_figures.communication_groups(groups)) > 1:
+        title = f"Average {noun} over megabytes sent"
+        description = "One line per run; the totals are in the table above."
+        svg = inline_svg(lambda: run_figures.communication_figure(counted), "sent", title, description)
+        pictures.append(Picture(svg, f"{title}: the tensors of all rounds until then, from the server and to it."))
     return pictures
 
 

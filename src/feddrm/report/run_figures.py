@@ -234,6 +234,31 @@ def comparison_curves(groups: Sequence[RunGroup]) -> Figure:
     return figure
 
 
+def communication_groups(groups: Sequence[RunGroup]) -> list[RunGroup]:
+    """The groups of which every evaluated round says what was sent until then: not those of older versions."""
+    return [group for group in groups if group.sent_until(group.curve(Measure("average"))[0])]
+
+
+def communication_figure(groups: Sequence[RunGroup]) -> Figure:
+    """Average accuracy of every group over what its rounds have sent until then; bands as over rounds."""
+    figure, axes = _single(WIDTH, 3.6)
+    for i, group in enumerate(groups):
+        rounds, *values = group.curve(Measure("average"))
+        megabytes = np.asarray(group.sent_until(rounds), float) / 1e6
+        y, spread = 100 * np.asarray(values)
+        style: dict[str, Any] = {"color": SERIES[i % len(SERIES)], "linestyle": DASHES[i % len(DASHES)]}
+        name = shortened((group.name,))[0]
+        label = f" {name}" if name.startswith("_") else name  # Matplotlib hides labels that begin with an underscore
+        axes.plot(megabytes, y, marker=_dot(rounds), label=label, **style)
+        if spread.any():
+            axes.fill_between(megabytes, y - spread, y + spread, color=style["color"], alpha=0.15, linewidth=0)
+    axes.set_xlabel("MB sent by all clients and the server")
+    axes.set_ylabel(f"average {groups[0].first.noun} (%)")
+    axes.grid(axis="y", linewidth=0.6)
+    _legend(figure, axes.lines)
+    return figure
+
+
 def _curves(record: RunRecord, measures: Sequence[Measure], width: float = WIDTH) -> Figure:
     figure, axes = _single(width, 3.6)
     for i, measure in enumerate(measures):

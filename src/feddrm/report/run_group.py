@@ -14,7 +14,7 @@ from feddrm.errors import FeddrmError, SettingError
 from feddrm.io.run_files import CONFIG, METRICS, SUMMARY
 from feddrm.report.accuracy_measures import BEST, AnswerMetric, Measure, Score
 from feddrm.report.paired_difference import PairedDifference
-from feddrm.report.run_record import Metrics, RunRecord, Scores
+from feddrm.report.run_record import Metrics, RunRecord, Scores, SentBytes
 
 # Settings that say where and how fast a run was computed, or where a file lay, not what was computed.
 CIRCUMSTANCES = ("seed", "device", "engine", "threads", "plugins")
@@ -90,6 +90,22 @@ class RunGroup:
         keys = [key for key in self.first.metrics if all(key in record.metrics for record in self.records)]
         values = {key: [record.metrics[key].value for record in self.records] for key in keys}
         return {key: AnswerMetric(fmean(v), std=stdev(v)) for key, v in values.items()}
+
+    @property
+    def sent(self) -> SentBytes | None:
+        """What a training has sent, as a mean over seeds; None if a run does not say."""
+        known = [record.sent for record in self.records if record.sent is not None]
+        if len(known) < len(self.records):
+            return None
+        each = [sent.each for sent in known if sent.each is not None]
+        return SentBytes(fmean(each) if len(each) == len(known) else None, fmean(sent.total for sent in known))
+
+    def sent_until(self, rounds: Sequence[int]) -> list[float] | None:
+        """The bytes of all rounds until each of ``rounds``, as means over seeds; None if a run does not say."""
+        sent = [[p.sent for record in self.records for p in record.points if p.round == round] for round in rounds]
+        values = [[value for value in of_round if value is not None] for of_round in sent]
+        complete = all(len(of_round) == len(self.records) for of_round in values)
+        return [fmean(of_round) for of_round in values] if complete else None
 
     @cached_property
     def best_answer(self) -> Measure | None:

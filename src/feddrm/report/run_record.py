@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -44,6 +44,14 @@ class EvaluatedRound:
     stage: str
     loss: float | None
     scores: Scores
+    sent: float | None = None  # bytes of all rounds until then
+
+
+class SentBytes(NamedTuple):
+    """What a training has sent, from the server and to it together; ``each`` by one client in one training round."""
+
+    each: float | None
+    total: float
 
 
 @dataclass(frozen=True)
@@ -67,6 +75,7 @@ class RunRecord:
     summary: Mapping[str, Any] | None
     final: Scores | None
     clients: tuple[ClientResult, ...] = ()
+    sent: SentBytes | None = None  # older and unfinished runs have none, nor fits without rounds
     metrics: Metrics = field(default_factory=dict)  # older runs have none
     confusion: Confusion | None = None
     class_confusion: Confusion | None = None
@@ -201,6 +210,7 @@ class RunRecord:
             summary=summary,
             final=None if summary is None else read_scores(summary, folder / SUMMARY),
             clients=_read_clients(evaluation, path),
+            sent=_read_sent((summary or {}).get("communication"), folder / SUMMARY),
             metrics=_read_metrics((summary or {}).get("metrics"), folder / SUMMARY),
             confusion=_read_confusion(evaluation, path, "confusion", len(evaluation.get("per_client") or ()) or None),
             class_confusion=_read_confusion(evaluation, path, "class_confusion"),
@@ -225,7 +235,11 @@ def _read_points(path: Path) -> tuple[EvaluatedRound, ...]:
         entries[entry["round"]] = entry  # a run resumed after a crash may evaluate a round again: the later line counts
     return tuple(
         EvaluatedRound(
-            r, str(e.get("stage") or "train"), read_number(e.get("loss"), path, "loss"), read_scores(e, path)
+            r,
+            str(e.get("stage") or "train"),
+            read_number(e.get("loss"), path, "loss"),
+            read_scores(e, path),
+            _read_total(read_mapping(e.get("communication"), path, "communication"), path),
         )
         for r, e in sorted(entries.items())
     )
@@ -252,6 +266,22 @@ def _client_key(key: str) -> str:
     if key.endswith("_recall"):
         return f"recall_{key.removesuffix('_recall')}"
     return f"head_{key}" if f"head_{key}" in RULES else key
+
+
+def _read_sent(entry: Any, path: Path) -> SentBytes | None:
+    """The total of a training, and what one client gets and sends in one round that does not tune."""
+    figures = read_mapping(entry, path, "communication")
+    total = _read_total(figures, path)
+    if total is None:
+        return None
+    stages = read_mapping(figures.get("stages"), path, "communication.stages")
+    training = read_mapping(stages.get("train"), path, "communication.stages.train")
+    each = [read_number(training.get(f"bytes_per_{way}"), path, f"bytes_per_{way}") for way in ("download", "upload")]
+    return SentBytes(None if None in each else sum(filter(None, each)), total)
+
+
+def _read_total(figures: Mapping[str, Any], path: Path) -> float | None:
+    return read_number(figures.get("bytes_total"), path, "communication.bytes_total")
 
 
 def _read_metrics(listed: Any, path: Path) -> Metrics:

@@ -18,6 +18,9 @@ from feddrm.report.tables import DASH, ColumnGroup, Table, TableCell, TableColum
 FACTS = ("run", "method", "data", "model", "finished", "round", "rounds")
 Column = Sequence[tuple[int, Measure]]  # the group and the measure of every figure in a table's column
 COMPARED = (Measure("average"), BEST)  # the measures whose paired differences a page has room for
+SENT = ("MB per client and round", "MB in total")
+SENT_KEYS = ("bytes_per_client_and_round", "bytes_total")
+SENT_CAPTION = "; MB (a million bytes) are the tensors of the rounds, from the server and to it"
 METRICS_CAPTION = (
     "Metrics of the answers after the last round, in percent (the Brier score as it is), pooled over all test samples. "
     "In brackets: 95 % bootstrap intervals, resampled within every client; ± is the standard deviation over seeds."
@@ -99,11 +102,21 @@ class RunTable:
         differences = [one[0].less(group, measure, m) for group, m in rivals if (group, m) != one]
         return all(difference is not None and difference.positive for difference in differences)
 
+    @property
+    def sent(self) -> dict[str, list[str]]:
+        """Megabytes that each group has sent, by what they are of; empty if no run says."""
+        sent = [group.sent for group in self.groups]
+        if not any(sent):
+            return {}
+        each = [None if one is None else one.each for one in sent]
+        total = [None if one is None else one.total for one in sent]
+        return {title: list(map(_megabytes, values)) for title, values in zip(SENT, (each, total), strict=True)}
+
     def header(self) -> list[str]:
         """The header of the terminal's table."""
         if self.sideways:
             return ["run", *self.names]
-        facts = ["run", "method", *(["seeds"] if self.seeded else [])]
+        facts = ["run", "method", *(["seeds"] if self.seeded else []), *self.sent]
         return [*facts, *(m.title for m in self.columns), *(["state"] if self._some_unfinished else [])]
 
     def text_rows(self) -> list[list[str]]:
@@ -113,10 +126,12 @@ class RunTable:
         seeds = [str(len(group.records)) for group in self.groups]
         if self.sideways:
             scores = [[m.title, *row] for m, row in zip(self.columns, zip(*cells, strict=True), strict=True)]
-            return [["method", *methods], ["state", *states], *([["seeds", *seeds]] if self.seeded else []), *scores]
+            facts = [["method", *methods], ["state", *states], *([["seeds", *seeds]] if self.seeded else [])]
+            return [*facts, *([title, *figures] for title, figures in self.sent.items()), *scores]
+        facts = [list(self.names), methods, *([seeds] if self.seeded else []), *self.sent.values()]
         return [
-            [name, method, *([n] if self.seeded else []), *row, *([state] if self._some_unfinished else [])]
-            for name, method, n, row, state in zip(self.names, methods, seeds, cells, states, strict=True)
+            [*fact, *row, *([state] if self._some_unfinished else [])]
+            for fact, row, state in zip(zip(*facts, strict=True), cells, states, strict=True)
         ]
 
     def difference_rows(self) -> tuple[list[str], list[list[str]]]:
@@ -157,6 +172,7 @@ class RunTable:
             key for key in product(ANSWERS, METRIC_LABELS) if any(key in record.metrics for record in self.records)
         ]
         keys += [f"metrics.{answers}.{name}.{part}" for answers, name in metrics for part in ("value", "low", "high")]
+        sent = [f"communication.{key}" for key in SENT_KEYS] if any(record.sent for record in self.records) else []
         names = distinct_names([record.folder for record in self.records])
         groups = [group.name for group in self.groups for _ in group.records]
         rows = []
@@ -166,8 +182,10 @@ class RunTable:
             figures = [(None, None) if score is None else (score.mean, score.std) for score in scores]
             measured = [record.metrics.get(key) for key in metrics]
             figures += [(None,) * 3 if m is None else (m.value, *(m.interval or (None, None))) for m in measured]
-            rows.append([*(plain[key] for key in FACTS), group, record.seed, *(v for part in figures for v in part)])
-        return to_csv([*FACTS, "group", "seed", *keys], rows)
+            of_sent = (record.sent or (None, None))[: len(sent)]
+            values = [value for part in (*figures, of_sent) for value in part]
+            rows.append([*(plain[key] for key in FACTS), group, record.seed, *values])
+        return to_csv([*FACTS, "group", "seed", *keys, *sent], rows)
 
     def latex(self) -> str:
         """A ``tabular`` for a paper, and one of the metrics."""
@@ -184,6 +202,7 @@ class RunTable:
         facts = {"Method": [TableCell(group.first.method) for group in self.groups]}
         if self.seeded:
             facts["Seeds"] = [TableCell(str(len(group.records))) for group in self.groups]
+        facts |= {title: [TableCell(dash if f == DASH else f) for f in figures] for title, figures in self.sent.items()}
         scores = [[self.cell(i, m, dash) for m in self.columns] for i in range(len(self.groups))]
         if self.sideways:
             titles = [TableCell(m.title.capitalize()) for m in self.columns]
@@ -219,7 +238,7 @@ class RunTable:
     @property
     def caption(self) -> str:
         """How to read the figures, and whether the runs can be compared."""
-        text = self.unit
+        text = self.unit + (SENT_CAPTION if self.sent else "")
         if len(self.groups) == 1:
             return f"{text}."
         if BEST in self.columns:
@@ -280,6 +299,8 @@ class RunTable:
         for (answers, name), metric in group.metrics.items():
             figure = {key: value for key, value in asdict(metric).items() if value not in (None, "")}
             plain.setdefault("metrics", {}).setdefault(answers, {})[name] = figure
+        if group.sent is not None:
+            plain["communication"] = dict(zip(SENT_KEYS, group.sent, strict=True))
         plain["differences"] = [
             {
                 "less": other.name,
@@ -294,6 +315,13 @@ class RunTable:
             if (difference := group.less(other, measure)) is not None
         ]
         return plain
+
+
+def _megabytes(count: float | None) -> str:
+    """Millions of bytes to three digits."""
+    if count is None:
+        return DASH
+    return f"{count / 1e6:,.0f}" if count >= 1e8 else f"{count / 1e6:.3g}"
 
 
 def _facts(name: str, record: RunRecord) -> dict[str, Any]:

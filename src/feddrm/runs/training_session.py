@@ -176,10 +176,11 @@ class TrainingSession:
         names = self.federation.names
         return {
             "round": result.state.round,
-            "stage": "tune" if result.stage.tuning else "train",
+            "stage": result.stage.name,
             "lr": result.lr,
             "loss": result.loss,
             "answered": [names[i] for i in result.answered],
+            **result.state.communication.totals(result.state.round),
         }
 
     def warn_of_collapse(self, metrics: Mapping[str, Any]) -> None:
@@ -226,6 +227,7 @@ class TrainingSession:
             "window": len(entries),
             "rounds": state.round,
             **collapse_summary(evaluated),
+            **state.communication.summary(state.round),
             "seconds": {**self.seconds, "total": sum(self.seconds.values())},
             **({"peak_memory_gib": torch.cuda.max_memory_allocated() / 2**30} if self.on_gpu else {}),
             "hardware": hardware(self.config.device),

@@ -69,6 +69,12 @@ def test_model_router_and_metrics_are_those_of_a_run_without_it_and_the_server_s
         assert new["loss"] == pytest.approx(old["loss"], abs=1e-6)
         assert new["accuracy_before"] == old["accuracy_before"]
         assert new["answered"] == old["answered"]
+    sent = [summary(one)["communication"] for one in (plain, masked)]
+    assert sent[0]["bytes_down"] == sent[1]["bytes_down"]
+    replies = [opened(signed) for way, _, signed in transport.messages if way == "from"]
+    words = [reply.tensors[MASKED].nbytes for reply in replies if "round" in reply.header]
+    assert len(words) == sent[1]["stages"]["train"]["uploads"]
+    assert sent[1]["bytes_up"] == sum(words) > 2 * sent[0]["bytes_up"], "words of 64 bits, and loss and counts"
     old, new = (load_router(one.run / "router") for one in (plain, masked))
     torch.testing.assert_close(new.weight, old.weight, rtol=0, atol=1e-5)
     torch.testing.assert_close(new.bias, old.bias, rtol=0, atol=1e-5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from feddrm.deploy.provision.members import remove_site
 from feddrm.deploy.server.training import ServerState
 from feddrm.deploy.wire.messages import unpack
 from feddrm.engine import Plan
+from feddrm.engine.communication import Communication
 
 Make = Callable[..., Deployed]
 
@@ -61,11 +63,33 @@ def test_the_privacy_cost_of_a_site_that_missed_the_last_round_is_reported(deplo
 def test_the_state_comes_back_from_its_file(tmp_path: Path) -> None:
     """With its leaves in their order: sums depend on it in the last bit."""
     shared = {"b": torch.tensor([1.0, 2.0]), "a": torch.tensor([[3.0]])}
-    ServerState(2, shared, {"oslo": 2, "lima": 1}, ({"round": 1}, {"round": 2})).save(tmp_path / "state")
+    sent = Communication().after("train", [12], [12]).after("tune", [12, 12], [0])
+    ServerState(2, shared, {"oslo": 2, "lima": 1}, ({"round": 1}, {"round": 2}), sent).save(tmp_path / "state")
     state = ServerState.load(tmp_path / "state")
+    assert state.communication == sent
     assert (state.round, state.accepted, state.history) == (2, {"oslo": 2, "lima": 1}, ({"round": 1}, {"round": 2}))
     assert list(state.shared) == ["b", "a"]
     assert all(torch.equal(state.shared[leaf], value) for leaf, value in shared.items())
+
+
+@pytest.mark.slow
+def test_a_late_site_was_sent_the_leaves_and_one_that_is_not_connected_was_not(deployed: Make) -> None:
+    """Lima's reply to round 2 is late, and in round 3 it is gone. A server of an older version counted nothing."""
+    deployment = deployed(few=True, training={"method": "fedavg", "rounds": 4}, router=False)
+    transport = DirectTransport(deployment.folder, away=lambda name, count: name == "lima" and count == 3)
+    server = deployment.server(transport)
+    for gone in (False, False, True):
+        transport.gone = lambda name, gone=gone: gone and name == "lima"
+        state = play_round(server)
+    each = 4 * sum(value.numel() for value in state.shared.values())
+    assert state.communication.stages == {"train": (3, 3 + 3 + 2, 3 + 2 + 2, 8 * each, 7 * each)}
+    assert state.history[-1]["communication"] == {
+        "bytes_down": 8 * each, "bytes_up": 7 * each, "bytes_total": 15 * each,
+    }  # fmt: skip
+    replace(state, communication=Communication()).save(server.checkpoint)
+    transport.gone = lambda name: False  # the last message waits for every site
+    server.go()
+    assert "communication" not in server.run.summary()
 
 
 @pytest.mark.slow

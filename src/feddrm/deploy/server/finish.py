@@ -72,6 +72,7 @@ class Finish:
             **accuracy((reply.header for reply in replies.values()), "average_accuracy"),
             **(masked if self.spec.secure_aggregation else self._write_metrics(replies)),
             "accepted": dict(self.state.accepted),
+            **self._communication(),
             "router": chosen,
             **({"comparison": comparison} if comparison is not None else {}),
             **({"removed": removed} if removed else {}),
@@ -83,6 +84,13 @@ class Finish:
         self.channel.on_event("evaluation", {key: summary.get(key) for key in ("average_accuracy", "without_metrics")})
         self.folder.write_json(self.folder.summary_file, summary)
         self.channel.on_event("finished", {"round": self.state.round, "rounds": self.state.round})
+
+    def _communication(self) -> dict[str, Any]:
+        """What the rounds have sent, and how large the messages were, with headers, of the sites that answered."""
+        ways = {"message_bytes_down": "bytes_sent", "message_bytes_up": "bytes_received"}
+        whole = {name: sum(sum(one[key].values()) for one in self.state.history) for name, key in ways.items()}
+        entry = self.state.communication.summary(self.state.round)
+        return {key: {**figures, **whole} for key, figures in entry.items()}
 
     def _write_metrics(self, replies: Mapping[str, Message]) -> dict[str, Any]:
         """Write each site's accuracy and the confusion of classes; returns the metrics, or which sites sent no sums."""

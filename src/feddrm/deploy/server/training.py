@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,10 +17,12 @@ from feddrm.deploy.server.federation_settings import FederationSettings
 from feddrm.deploy.server.masked_sums import MaskedSums
 from feddrm.deploy.server.reply_validation import blank_upload, check_update
 from feddrm.deploy.wire.channel import REMOVED_MEMBER, Channel, Request
+from feddrm.deploy.wire.fixed_point import WORD_BYTES, count_words
 from feddrm.deploy.wire.masks import FEWEST_SITES, SUMMED, summed_fields
 from feddrm.deploy.wire.messages import Message, pack, unpack
 from feddrm.deploy.wire.run_spec import RunSpec
 from feddrm.engine import RoundSchedule, first_state
+from feddrm.engine.communication import Communication, sizes_of
 from feddrm.errors import FeddrmError
 from feddrm.io.atomic import write_atomically
 from feddrm.io.tensors import tensor_bytes
@@ -29,21 +31,23 @@ from feddrm.methods import Tensors
 
 @dataclass(frozen=True, eq=False)
 class ServerState:
-    """The server's checkpoint: shared leaves, the last accepted round of every site, the metrics of all rounds."""
+    """The server's checkpoint: shared leaves, every site's last accepted round, metrics, what the rounds have sent."""
 
     round: int
     shared: Tensors
     accepted: Mapping[str, int]
     history: tuple[Mapping[str, Any], ...] = ()
+    communication: Communication = field(default_factory=Communication)
 
     def save(self, path: Path) -> None:
         header = {"round": self.round, "accepted": dict(self.accepted), "history": list(self.history)}
-        write_atomically(path, pack(header, self.shared))
+        write_atomically(path, pack({**header, "communication": self.communication.saved()}, self.shared))
 
     @classmethod
     def load(cls, path: Path) -> ServerState:
         header, shared = unpack(path.read_bytes())
-        return cls(header["round"], shared, header["accepted"], tuple(header["history"]))
+        sent = Communication.load(header.get("communication", {}))  # older versions did not count
+        return cls(header["round"], shared, header["accepted"], tuple(header["history"]), sent)
 
 
 class Played(NamedTuple):
@@ -53,6 +57,8 @@ class Played(NamedTuple):
     headers: Mapping[str, Mapping[str, Any]]
     counts: Sequence[Mapping[str, Any]]  # headers with the numbers of tested samples and of right answers
     loss: float | None
+    down: Sequence[int] = ()  # the bytes of the tensors that were sent to each site that was asked
+    up: Sequence[int] = ()  # and of those that came back
 
 
 class Training:
@@ -79,6 +85,7 @@ class Training:
         if played is None:
             return None
         answered = list(played.headers)
+        sent = state.communication.after(self.schedule.stage(number).name, played.down, played.up)
         entry: dict[str, Any] = {
             "round": number,
             "lr": self.schedule.plan.rate(number),
@@ -88,15 +95,16 @@ class Training:
             "missing": {n: self.channel.absences.get(n, REMOVED_MEMBER) for n in drawn if n not in answered},
             "seconds": time.perf_counter() - began,
             "site_seconds": max((header["seconds"] for header in played.headers.values()), default=0.0),
-            "bytes_sent": dict(self.channel.bytes_sent),
-            "bytes_received": dict(self.channel.bytes_received),
+            "bytes_sent": {name: self.channel.bytes_sent[name] for name in answered},
+            "bytes_received": {name: self.channel.bytes_received[name] for name in answered},
+            **sent.totals(number),
             **accuracy(played.counts, "accuracy_before"),
         }
         if self.spec.privacy is not None:
             privacy = Privacy(**self.spec.privacy)
             entry["epsilon"] = {name: privacy.epsilon(header["uploads"]) for name, header in played.headers.items()}
         accepted = {**state.accepted, **dict.fromkeys(answered, number)}
-        return ServerState(number, played.shared, accepted, (*state.history, entry))
+        return ServerState(number, played.shared, accepted, (*state.history, entry), sent)
 
     def _play(self, state: ServerState, asked: Sequence[str]) -> Played | None:
         """A round whose uploads the server sees one by one."""
@@ -110,14 +118,16 @@ class Training:
             return None
         answered = [name for name in self.spec.names if name in replies]  # in the order of the clients' numbers
         headers = {name: replies[name].header for name in answered}
+        down = sizes_of(requests[name][1] for name in self.channel.asked) if asked else []
         if not answered:
-            return Played(state.shared, headers, [], None)
+            return Played(state.shared, headers, [], None, down)
         sizes = torch.tensor([self.spec.sizes[self.spec.names.index(name)] for name in answered]).double()
         weights = sizes / sizes.sum()
-        shared = self._aggregate(state, [replies[name].tensors for name in answered], weights)
+        uploads = [replies[name].tensors for name in answered]
+        shared = self._aggregate(state, uploads, weights)
         losses = [header.get("loss") for header in headers.values()]
         loss = None if None in losses else float(weights @ torch.tensor(losses, dtype=torch.float64))
-        return Played(shared, headers, list(headers.values()), loss)
+        return Played(shared, headers, list(headers.values()), loss, down, sizes_of(uploads))
 
     def _play_masked(self, state: ServerState, asked: Sequence[str]) -> Played | None:
         """A round of which the server learns sums only.
@@ -144,13 +154,16 @@ class Training:
         fields = {} if private else summed_fields(dict.fromkeys(SUMMED, 0))
         known = ("seconds", "uploads") if private else ("seconds",)
         share = sum(self.spec.share_of(name) for name in names)
-        answer = self.sums.ask(self._requests(state, names), {**form, **fields}, known, share)
+        requests = self._requests(state, names)
+        answer = self.sums.ask(requests, {**form, **fields}, known, share)
         if answer is None:
             return None
         headers, mean = answer
         counts = {key: mean.pop(f"field/{key}").item() for key in SUMMED if fields}
         shared = self._aggregate(state, [mean], torch.ones(1, dtype=torch.float64))
-        return Played(shared, headers, [counts], counts.get("loss"))
+        down = sizes_of(tensors for _, tensors in requests.values())
+        up = [WORD_BYTES * count_words({**form, **fields})] * len(headers)  # as masked: the loss and counts are in it
+        return Played(shared, headers, [counts], counts.get("loss"), down, up)
 
     def _upload_form(self, state: ServerState) -> Tensors:
         """An upload of the right form."""

@@ -73,6 +73,7 @@ class Channel:
         self.nodes: dict[str, int] = {}  # the node of every site that has answered a hello
         self.foreign: set[int] = set()  # nodes without any of this federation's keys
         # Of the last call of `ask`:
+        self.asked: tuple[str, ...] = ()  # the sites that the question was sent to
         self.bytes_sent: dict[str, int] = {}  # by site, of sites with a usable reply
         self.bytes_received: dict[str, int] = {}
         self.refusals: dict[str, str] = {}  # why a site's reply cannot be used
@@ -88,6 +89,7 @@ class Channel:
             for name, (header, tensors) in requests.items()
             if name in self.nodes
         }
+        self.asked = tuple(packed)
         names = {self.nodes[name]: name for name in packed}
         if packed:
             self._told = set()  # another message ends what a site shows

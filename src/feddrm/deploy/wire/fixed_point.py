@@ -22,6 +22,7 @@ from feddrm.errors import FeddrmError
 from feddrm.methods import Tensors
 
 LARGEST_SUM = 2.0**62
+WORD_BYTES = 8
 ONE_WORD, COARSE, FINE = 2.0**40, 2.0**12, 2.0**64
 BLOCK = 2**15
 Words = np.ndarray[tuple[int], np.dtype[np.uint64]]
