@@ -139,20 +139,20 @@ class Away(BaseModel):
     probability: float = Field(description="that the sample belongs to it")
 
 
-class Subject(BaseModel):
+class TermOf(BaseModel):
     """What a term of an explanation is of."""
 
     name: str = Field(description="the column of a table, the feature, or the feature and its stage")
     value: Cell = Field(default=None, description="the column's raw value, null if missing; only of columns of samples")
 
 
-class WhyTerm(Subject):
+class WhyTerm(TermOf):
     """A term of an explanation."""
 
     log_odds: float = Field(description="what it adds to the log-odds of client over the other")
 
 
-class UnlikeTerm(Subject):
+class UnlikeTerm(TermOf):
     """What makes a sample unlike the training data."""
 
     share: float = Field(description="of the strangeness")
