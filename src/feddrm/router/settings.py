@@ -54,10 +54,10 @@ class Holdout:
         So do the samples of one ``subject``, where the client has several; the parts then differ in size.
         """
         self.check()
-        own = torch.arange(size) if subject is None else torch.unique(subject, return_inverse=True)[1]
-        if (units := int(own.max()) + 1) == 1:  # held out, it would leave nothing
-            own, units = torch.arange(size), size
-        order = torch.randperm(units, generator=generator_for(seed, FOLD, client))
+        own, generator = torch.arange(size), generator_for(seed, FOLD, client)
+        if subject is not None and int(subject.min()) < int(subject.max()):  # of one alone, nothing would be left
+            own = torch.unique(subject, return_inverse=True)[1]
+        order = torch.randperm(len(torch.unique(own)), generator=generator)
         return (order % self.parts)[own].repeat(copies)
 
     def masks(self, part: torch.Tensor) -> list[torch.Tensor]:

@@ -34,6 +34,8 @@ def values_around(schema: dict[str, Any]) -> tuple[list[str], list[str]]:
         return schema["enum"], ["other"]
     if schema["type"] == "array":
         return ["oslo", "oslo,lima"], [",".join(["oslo"] * (schema["maxItems"] + 1))]
+    if schema["type"] == "boolean":
+        return ["true", "false"], ["maybe", "2", ""]
     step = 1 if schema["type"] == "integer" else 0.125
     allowed, forbidden = [], ["many"]
     for bound, side in (("inimum", -step), ("aximum", step)):
@@ -48,6 +50,7 @@ def values_around(schema: dict[str, Any]) -> tuple[list[str], list[str]]:
 
 READ: dict[str, Callable[[str], object]] = {
     "integer": int, "number": float, "string": str, "array": lambda text: tuple(text.split(",")),
+    "boolean": lambda text: text == "true",
 }  # fmt: skip
 
 
