@@ -338,49 +338,6 @@ def test_rows_are_taken_by_raw_columns_or_as_inputs(table_run: Path, tables: htt
         assert decision["ranked"][0]["probability"] == pytest.approx(max(probabilities), abs=1e-5)
 
 
-def test_why_adds_the_terms_of_every_decision(table_run: Path, tables: httpx.Client) -> None:
-    router = load_router(table_run / "router")
-    patients = [{"age": 70, "sex": "male", "cp": None, "chol": 200}, {"age": 25, "sex": "0", "cp": "2", "chol": 280}]
-    (first, second) = tables.post("/v1/route", json={"rows": patients, "why": True}).json()["decisions"]
-    plain = tables.post("/v1/route", json={"rows": patients}).json()["decisions"]
-    assert plain == [{**first, "why": None}, {**second, "why": None}]
-    assert router.schema is not None
-    expected = router.explain(router.schema.encode_named(patients)).as_dicts(10)
-    for found, entry in zip((first["why"], second["why"]), expected, strict=True):
-        assert entry is not None
-        assert found.keys() == entry.keys()
-        assert [(term["name"], term.get("value")) for term in found["terms"]] == [
-            (term["name"], term.get("value")) for term in entry["terms"]
-        ]
-        parts = sum(term["log_odds"] for term in found["terms"]) + found["rest"] + found["baseline"] + found["sizes"]
-        assert parts == pytest.approx(found["log_odds"], abs=1e-9)
-        assert parts == pytest.approx(entry["log_odds"], abs=1e-5)
-        assert len(found["terms"]) <= 10
-    ratios = {one["client"]: one["log_density_ratio"] for one in first["ranked"]}
-    difference = ratios[first["why"]["client"]] - ratios[first["why"]["over"]]
-    assert first["why"]["log_odds"] == pytest.approx(difference, abs=1e-4)
-
-
-def test_why_is_an_option_of_the_json_paths_alone(http: httpx.Client, images: torch.Tensor) -> None:
-    query = {"inputs": images[:2].tolist(), "why": True}
-    by_route = http.post("/v1/route", json=query).json()["decisions"]
-    by_predict = [answer["route"] for answer in http.post("/v1/predict", json=query).json()["answers"]]
-    assert [found["why"] for found in by_route] == [found["why"] for found in by_predict]
-    assert [term["name"] for term in by_route[0]["why"]["terms"]] == ["embedding"]
-    raw = {"content": images[:2].numpy().tobytes(), "headers": {"Content-Type": "application/octet-stream"}}
-    params = {"kind": "inputs", "datatype": "uint8", "why": "true"}
-    assert http.post("/v1/route", params=params, **raw).json()["decisions"] == by_route
-    refused_rule = http.post("/v1/route", json={**query, "rule": "competence"})
-    assert refused_rule.status_code == 422
-    assert "choose rule density or posterior" in refused_rule.json()["error"]
-    content, headers = write_infer("input", images.numpy(), {"why": True})
-    for model in ("router", "federation"):
-        reply = http.post(f"/v2/models/{model}/infer", content=content, headers=headers)
-        assert (reply.status_code, reply.json()["error"][:8]) == (422, "why=true")
-    nobody = http.post("/v1/route", json={**query, "without": list(NAMES)}).json()["decisions"]
-    assert [found["why"] for found in nobody] == [None, None]
-
-
 def test_the_schema_is_told_to_whoever_may_ask(table_run: Path, tables: httpx.Client, http: httpx.Client) -> None:
     about = tables.get("/v1/schema").json()
     assert [column["name"] for column in about["schema"]["columns"]] == ["age", "sex", "cp", "chol"]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from deployment import NAMES, Deployed, DirectTransport, fit_steps
-from feddrm.data import Client, Federation, load
+from feddrm.data import Federation, load
 from feddrm.deploy.server.remote_cohort import NO_ROWS, Ask, RemoteCohort, Rows
 from feddrm.deploy.server.training import ServerState
 from feddrm.deploy.site import site_fit
@@ -371,31 +371,6 @@ def test_heads_are_as_good_as_those_of_one_process(deployed: Make) -> None:
     assert found["probe"]["held_out_loss"] == pytest.approx(here.chosen["probe"]["held_out_loss"], abs=1e-3)
     assert found["private"]["held_out_loss"] <= found["probe"]["held_out_loss"]
     assert not list((deployment.folder / "server").rglob("head.safetensors")), "corrections stay on their sites"
-
-
-def test_sites_hold_out_whole_subjects_as_one_process_does(deployed: Make) -> None:
-    """No site tells its subjects: folds differ in size, and neither the server nor other sites know by how much."""
-    routing = {"heads": True, "joint": False, "features": "raw", "rounds": 4, "path_rounds": 2}
-    deployment = deployed(few=True, routing=routing)
-    deployment.give_few_samples(subjects=11)
-    deployment.server().go()
-    found, spec = read_manifest(deployment.run / "router")["notes"]["chosen"], deployment.server().run_spec()
-    clients = tuple(deployment.site(name).dataset.client(spec.classes) for name in NAMES)
-    settings = RouterSettings(**routing, competence=False, few_messages=True)  # type: ignore[arg-type]
-
-    def fitted(clients: tuple[Client, ...]) -> dict[str, Any]:
-        return fit_router(None, {}, Federation("here", clients, spec.classes, "sites"), settings).chosen
-
-    here = fitted(clients)
-    for part in ("router", "probe", "private"):
-        assert found[part]["ridge"] == here[part]["ridge"]
-        assert found[part]["held_out_loss"] == pytest.approx(here[part]["held_out_loss"], abs=1e-6)
-    alone = fitted(tuple(replace(c, train=replace(c.train, subject=None)) for c in clients))
-    assert abs(found["router"]["held_out_loss"] - alone["router"]["held_out_loss"]) > 1e-4
-    with refused(
-        "site.yaml: 'share: {features: true}' needs folds that the server knows", "remove it, or the subjects"
-    ):
-        agreed(deployment).site("oslo")
 
 
 def test_a_fit_starts_again_when_a_site_is_missing(deployed: Make) -> None:
