@@ -84,6 +84,14 @@ def http(demo: str) -> Iterator[httpx.Client]:
 
 
 @pytest.fixture(scope="module")
+def tables(table_run: Path, launch: Launch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    """A gateway without clients that routes rows of a table."""
+    audit = tmp_path_factory.mktemp("audit") / "a.sqlite"
+    with httpx.Client(base_url=launch("serve", table_run, "--port", 0, "--audit", audit).wait_ready()) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
 def hospitals(tmp_path_factory: pytest.TempPathFactory, launch: Launch) -> Iterator[Hospitals]:
     """The hospitals' predictors and a gateway; skipped without the data."""
     try:

@@ -6,7 +6,6 @@ import base64
 import json
 import math
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -315,14 +314,6 @@ def test_errors_are_one_line(http: httpx.Client, path: str, given: dict[str, Any
 
 
 ROW: dict[str, Any] = {"age": 68, "sex": "female", "cp": None, "chol": "240"}
-
-
-@pytest.fixture(scope="module")
-def tables(table_run: Path, launch: Launch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    """A gateway without clients that routes rows of a table."""
-    audit = tmp_path_factory.mktemp("audit") / "a.sqlite"
-    with httpx.Client(base_url=launch("serve", table_run, "--port", 0, "--audit", audit).wait_ready()) as client:
-        yield client
 
 
 def test_rows_are_taken_by_raw_columns_or_as_inputs(table_run: Path, tables: httpx.Client) -> None:
