@@ -273,6 +273,8 @@ def test_subjects_that_cannot_be_divided_are_refused(tmp_path: Path) -> None:
         from_arrays(two(lima=(*pair(), ["ann"] * 10)))
     with refused("own: client 'lima': subjects has shape (9,) for 10 samples"):
         from_arrays(two(lima=(*pair(), ["ann"] * 9)))
+    with refused("own: client 'lima': subjects has shape of its own, ragged for 10 samples"):
+        from_arrays(two(lima=(*pair(), [(1, 2), *range(9)])))
     with refused("own: client 'lima': subjects[1] is 'nan', no name"):
         from_arrays(two(lima=(*pair(), [1.0, float("nan"), *range(8)])))
     with refused("test data of client 'lima': y[0]: 'p0' has training samples at client 'lima', too", "to one side"):

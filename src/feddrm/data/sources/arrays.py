@@ -229,7 +229,7 @@ def _rows(where: str, x: NDArray[Any]) -> NDArray[np.float32]:
 def plain_names(where: str, value: Any, samples: int) -> list[str]:
     """A name for every sample, of its client or of its subject, as text. Missing ones are refused, as in a table."""
     names = list(value) if isinstance(value, list | tuple) else _plain_array(where, value)
-    if (shape := np.shape(names)) != (samples,):
+    if (shape := _shape(names)) != str((samples,)):
         column = f"(a column: {where.rpartition(' ')[2]}.ravel())"
         raise FeddrmError(f"{where} has shape {shape} for {samples} samples: give one name per sample {column}")
     return [_name(f"{where}[{i}]", name) for i, name in enumerate(np.asarray(names, dtype=object).tolist())]

@@ -252,7 +252,7 @@ class LocalCohort:
         return LocalCorrections(self.facts.names, partial(self.each, design), design, probes, self._part_bytes)
 
     def _remaining(self, fold: int | None) -> int:
-        """How many samples a fit without a fold sees, as sites reckon: they do not know each other's subjects."""
+        """How many samples a fit without a fold sees, as sites compute it: they do not know each other's subjects."""
         return self.crops * sum(self._holdout.remaining(size, fold) for size in self.facts.sizes)
 
     def held_out_classes(self, heads: HeldOutHeads, router: HeldOutRouter, temperature: float) -> LocalClasses:
