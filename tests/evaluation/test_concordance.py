@@ -7,13 +7,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from lifelines.utils import concordance_index
 from torch import Tensor
 
 from feddrm.errors import DivergedError
 from feddrm.evaluation import Predictions, average_c_index, c_index, concordance, evaluate, per_client
 from feddrm.tasks import Survival
 from refusal import refused
+
+pytest.importorskip("lifelines")
+from lifelines.utils import concordance_index
 
 TASK = Survival((2, 5, 9))
 WEIGHTS = torch.tensor([3.0, 1.0], dtype=torch.float64)
