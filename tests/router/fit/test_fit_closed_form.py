@@ -156,8 +156,8 @@ def test_a_gpu_fits_the_same_heads(method):
     torch.testing.assert_close(there.router.weight.cpu(), here.router.weight, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(there.heads.probe.cpu(), here.heads.probe, rtol=1e-4, atol=1e-5)
     for name, correction in here.private.items():
-        # Small weights are known to the rounding of the large ones: inputs changed by 6e-8 move them by up to 1.4e-5 of the
-        # largest weight (two rounds of polish, six draws).
+        # Small weights are known to the rounding of the large ones: inputs changed by 6e-8 move them by up to
+        # 1.4e-5 of the largest weight (two rounds of polish, six draws).
         room = 1e-4 * float(correction.abs().max())
         torch.testing.assert_close(there.private[name].cpu(), correction, rtol=0, atol=room)
 
