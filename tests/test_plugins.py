@@ -283,3 +283,19 @@ def test_nothing_recorded_needs_nothing() -> None:
     require_plugins([], "config.yaml")
     with refused("needs the plugin None with the checksum None"):
         require_plugins([{}], "config.yaml")
+
+
+CARELESS = """
+    def phases(self, stage):
+        from feddrm.methods import Phase
+        from torch.nn.functional import cross_entropy
+        return (Phase(stage.steps, lambda net, slots, b: cross_entropy(net(slots["model"], b.x).logits, b.y)),)
+"""
+
+
+def test_a_loss_without_the_mask_is_refused_before_the_first_round(tmp_path: Path) -> None:
+    load_plugin(write(tmp_path / "mine.py", METHOD.format("careless") + CARELESS))
+    x = torch.arange(40.0).reshape(20, 2)
+    rows = feddrm.Federation.from_arrays({"oslo": (x, torch.arange(20) % 2), "lima": (x + 1, torch.arange(20) % 2)})
+    with refused("careless: its loss or statistics depend on places of a batch without a sample"):
+        feddrm.train(rows, "careless", rounds=1, out=tmp_path / "run")

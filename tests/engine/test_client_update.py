@@ -171,3 +171,26 @@ def test_an_end_of_a_round_without_upload_and_private_slots_is_refused_in_one_li
     monkeypatch.setattr(FedAvg, "finish", lambda *_: finished)
     with refused("fedavg: finish() must return two dicts"):
         logged_loss(FedAvg(), [batches(1, 0)], 1)
+
+
+@pytest.mark.parametrize("where", ["head.bias", "kept/head.bias"])
+def test_a_method_that_changes_leaves_in_place_is_refused(where: str):
+    """Other clients may have received, or begun with, the same tensor."""
+
+    class Hasty(FedAvg):
+        def begin(self, received: Tensors, private: Slots) -> Slots:
+            return {**super().begin(received, private), "kept": private["kept"]}
+
+        def finish(self, slots: Slots, stage: Stage) -> tuple[Tensors, Slots]:
+            slots["kept" if "/" in where else "shared"]["head.bias"].add_(1)
+            return slots["model"], {}
+
+    leaves = {leaf: value.clone() for leaf, value in LEAVES.items()}
+    private = {"kept": {leaf: value.clone() for leaf, value in LEAVES.items()}}
+    with refused(f"a round changes '{where}' in place", "make a new tensor"):
+        client_update(Hasty(), functional(NET), leaves, private, [batches(1, 0)], Stage(1), STANDING)
+
+
+def test_leaves_that_are_no_part_of_the_model_are_refused():
+    with refused("leaf 'momentum.head.bias' is no part of the model", "send()", "begin()"):
+        functional(NET)(LEAVES | {"momentum.head.bias": LEAVES["head.bias"]}, batches(1, 0)[0].x)

@@ -15,8 +15,11 @@ from feddrm.engine import (
     play_round,
     train_client,
 )
-from feddrm.methods import Ditto, FedAvg, FedRep
+from feddrm.engine.rounds import check_mask
+from feddrm.methods import Ditto, FedAvg, FedRep, Phase, Statistics
+from feddrm.methods.losses import classify
 from feddrm.models import Mlp
+from refusal import refused
 
 PLAN = Plan(rounds=4, local_steps=2, batch_size=8, lr=0.1, seed=5)
 NET = Mlp(hidden=(5,), branch=4).build((3,), 2)
@@ -77,3 +80,32 @@ def test_a_round_without_answers_changes_nothing(federation):
     assert result.state.round == 1
     assert result.state.shared is state.shared
     assert result.state.private == state.private
+
+
+def plain_mean(net, slots, batch):
+    return torch.nn.functional.cross_entropy(net(slots["model"], batch.x).logits, batch.y)
+
+
+def plain_sum(net, slots, batch):
+    return {"mean": net(slots["model"], batch.x).features.sum(0)}
+
+
+@pytest.mark.parametrize(
+    "phases", [(Phase(2, plain_mean),), (Statistics(2, plain_sum, "sums"), Phase(2, classify))], ids=["loss", "sums"]
+)
+def test_a_method_that_counts_places_without_a_sample_is_refused(federation, phases):
+    """The last batch of a shuffle is short: one sample would count for all of its empty places."""
+
+    class Careless(FedAvg):
+        def phases(self, stage):
+            return phases
+
+    for method, careless in ((FedAvg(), False), (FedRep(), False), (Careless(), True)):
+        schedule, state = RoundSchedule(method, PLAN, 4), first_state(method, LEAVES, 4)
+        for number in (0, 3):
+            arguments = schedule, functional(NET), Participant.of(federation, number), state
+            if not careless:
+                check_mask(*arguments)
+                continue
+            with refused("depend on places of a batch without a sample", "masked_mean(values, batch.mask)"):
+                check_mask(*arguments)

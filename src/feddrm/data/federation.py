@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from feddrm.data.client import Client, Split
-from feddrm.data.copies import copies_warning
 from feddrm.data.crop import RandomResizedCrop
 from feddrm.data.query_views import QueryViews
+from feddrm.data.sample_warnings import copies_warning, identifier_warning, label_warning, own_values_warning
 from feddrm.data.sources.array_files import ArrayFileSource
 from feddrm.data.sources.arrays import Arrays, ArraySource
 from feddrm.data.sources.csv_tables import CsvSource, Paths
@@ -164,18 +164,27 @@ class Federation:
 
     def warnings(self) -> list[str]:
         """What to know of the samples before training on them."""
-        found = self.scale_warning(), self.far_warning(), copies_warning(self.name, self.clients)
+        found = [self.scale_warning(), self.far_warning(), copies_warning(self.name, self.clients)]
+        if len(self.shape) == 1:
+            found += [
+                check(self.name, self.clients, self._raw_columns) for check in (identifier_warning, own_values_warning)
+            ]
+            found += [label_warning(self.name, self.classes)] if self.task.classifies else []
         return [warning for warning in found if warning is not None]
+
+    @property
+    def _raw_columns(self) -> TableSchema:
+        """The schema of rows; without one, every network input is a number as it is."""
+        columns = self.columns or tuple(f"x{i}" for i in range(self.shape[0]))
+        return self.schema or TableSchema(tuple(map(NumberColumn, columns)))
 
     def far_warning(self) -> str | None:
         """A warning for training rows that the router would abstain from, were they queries; else None."""
         if len(self.shape) != 1:
             return None
-        columns = self.columns or tuple(f"x{i}" for i in range(self.shape[0]))
-        schema = self.schema or TableSchema(tuple(map(NumberColumn, columns)))
         means, deviations = self._column_moments
         usual = list(map(Usual, means.tolist(), np.where(deviations > 0, deviations, 1.0).tolist()))
-        far = [problem for rows in self._row_blocks() for problem in schema.problems(rows, usual)]
+        far = [problem for rows in self._row_blocks() for problem in self._raw_columns.problems(rows, usual)]
         if not far:
             return None
         counts = Counter(problem.column for problem in far)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +25,14 @@ NO_LOSS = (
     "mean over the samples (methods.losses.masked_mean)"
 )
 NO_DICT = "the statistics '{slot}' are of type {type}: measure() must return a dict of tensors, which are added up"
+NO_PART = (
+    "leaf '{leaf}' is no part of the model: send() must leave out what stays at the server, and begin() must put what "
+    "travels beside the model into another slot"
+)
+IN_PLACE = (
+    "{name}: a round changes '{leaf}' in place, which other clients may share: make a new tensor, as value + step, not "
+    "value.add_(step)"
+)
 NORM_FLOOR = 1e-12  # keeps quotients finite where the gradient vanishes
 
 
@@ -39,8 +47,12 @@ class Update(NamedTuple):
 def functional(net: Net, arithmetic: Arithmetic | None = None) -> Forward:
     """The network as a function of its leaves. Its outputs have the leaves' precision, whatever is used inside."""
 
+    names = {name for name, _ in net.named_parameters()}
+
     def forward(leaves: Tensors, x: Tensor) -> Outputs:
         own = of_this_thread(net)
+        if not leaves.keys() <= names:
+            raise FeddrmError(NO_PART.format(leaf=next(leaf for leaf in leaves if leaf not in names)))
         if arithmetic is None or arithmetic.autocast is None:
             # No leaf has two names, so there is nothing to tie.
             out: Outputs = functional_call(own, leaves, (x,), tie_weights=False)
@@ -66,6 +78,7 @@ def client_update(
     Pure: it changes no argument and draws nothing random, and no value of a tensor decides what is
     computed. A CUDA graph can therefore record it.
     """
+    versions = {leaf: value._version for leaf, value in _given(received, private)}
     slots = method.begin(received, private)
     logged: list[list[Tensor]] = []
     for phase, stream in zip(method.phases(stage), batches, strict=True):
@@ -76,7 +89,17 @@ def client_update(
             if phase.logged and losses:
                 logged.append(losses)
     upload, kept = checked_parts(method, "finish", method.finish(slots, stage))
+    for leaf, value in _given(received, private):
+        if value._version != versions.get(leaf):
+            raise FeddrmError(IN_PLACE.format(name=method.name, leaf=leaf))
     return Update(upload, kept, _mean_of_means(logged, like=sgd.lr))
+
+
+def _given(received: Tensors, private: Slots) -> Iterator[tuple[str, Tensor]]:
+    """What a client's round begins with: the received leaves and the private slots, by name."""
+    yield from received.items()
+    for slot, leaves in private.items():
+        yield from ((f"{slot}/{leaf}", value) for leaf, value in leaves.items())
 
 
 def _mean_of_means(phases: Sequence[Sequence[Tensor]], like: Tensor) -> Tensor:

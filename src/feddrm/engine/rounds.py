@@ -9,8 +9,14 @@ import torch
 from feddrm.data import Batch, Federation, Participant, batch, draw_for
 from feddrm.engine.client_update import Update, client_update
 from feddrm.engine.schedule import RoundResult, RoundSchedule, State
+from feddrm.errors import FeddrmError
 from feddrm.methods import Forward, Slots, Tensors
 from feddrm.threads import Map
+
+UNMASKED = (
+    "{name}: its loss or statistics depend on places of a batch without a sample, so the figures would be wrong: take "
+    "means by feddrm.methods.losses.masked_mean(values, batch.mask), and multiply what you add up by batch.mask"
+)
 
 
 def play_round(
@@ -62,3 +68,26 @@ def train_client(
     streams = [batches(k, phase.steps) for k, phase in enumerate(schedule.method.phases(stage))]
     sgd = plan.sgd(torch.tensor(plan.rate(number), device=device))
     return client_update(schedule.method, net, received, private, streams, stage, sgd)
+
+
+def check_mask(schedule: RoundSchedule, net: Forward, participant: Participant, state: State) -> None:
+    """Refuse a method whose result depends on the places of a batch that hold no sample.
+
+    Its first round is played twice on one sample of the client, with something else in the other place of the batch.
+    """
+    client, stage, method = participant.client, schedule.stage(1), schedule.method
+    received = method.send(state.shared, participant.number)
+    x, y = client.view(client.train.x[:1], None), client.train.y[:1]
+    number, mask = torch.full_like(y, participant.number), torch.ones_like(y, dtype=torch.bool)
+    sgd = schedule.plan.sgd(torch.tensor(schedule.plan.rate(1), device=x.device))
+
+    def outcome(other: torch.Tensor) -> Update:
+        one = Batch(torch.cat([x, other]), y.repeat(2), number.repeat(2), torch.cat([mask, ~mask]))
+        streams = [[one] for _ in method.phases(stage)]
+        return client_update(method, net, received, state.private[participant.number], streams, stage, sgd)
+
+    first, second = outcome(x), outcome(0.5 - x)
+    try:
+        torch.testing.assert_close(tuple(first), tuple(second), rtol=1e-3, atol=1e-5, equal_nan=True)
+    except AssertionError as error:
+        raise FeddrmError(UNMASKED.format(name=method.name)) from error

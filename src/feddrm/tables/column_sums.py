@@ -27,6 +27,7 @@ MOST_CATEGORIES = 30
 MOST_DECLARED_CATEGORIES = 1000  # of a column that a person says has codes, such as diagnoses
 MOST_ROWS = 2**53  # sums of more cannot be added in double precision
 AMONG_NUMBERS = "and most others are numbers: correct it, or empty the cell if the value is missing"
+DATES = ("%Y-%m-%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y")  # a time may follow
 NAME_IT = "name it in categories if these are codes"
 DECLARE = "describe it in a schema file ('feddrm data schema' writes a first one)"
 
@@ -158,11 +159,13 @@ def odd_text(texts: Collection[str]) -> str:
 
 def correction(text: str) -> str:
     """What to do with a text that is no category: no kind of column reads dates."""
-    try:
-        datetime.fromisoformat(text)
-    except ValueError:
-        return "correct it"
-    return "write dates as numbers (days since a fixed day)"
+    for form in DATES:
+        try:
+            datetime.strptime(text[:10], form)
+        except ValueError:
+            continue
+        return "write dates as numbers (days since a fixed day)"
+    return "correct it"
 
 
 def decimal_comma(cells: Mapping[int, str]) -> int | None:

@@ -232,7 +232,7 @@ def test_wrong_pixels_are_refused() -> None:
         from_arrays(bad_x(np.zeros((2, 5, 6, 4), dtype=np.uint8)))
     x = np.zeros((2, 5, 6))
     x[1, 0, 0] = 7.5
-    with refused("client 'lima': X[1] has a pixel 7.5", "0..1", "integers 0..255"):
+    with refused("client 'lima': X[1] has a pixel 7.5", "0..1", "integers 0..255", "X.reshape(len(X), -1)"):
         from_arrays(bad_x(x))
     x[1, 0, 0] = np.nan
     with refused("client 'lima': X[1] has a pixel nan"):

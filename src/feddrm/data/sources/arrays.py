@@ -203,7 +203,7 @@ def _pixels(where: str, x: NDArray[Any]) -> NDArray[np.uint8]:
     if not (valid := (x >= 0) & (x <= largest)).all():
         raise FeddrmError(
             f"{where}[{int(np.argwhere(~valid)[0][0])}] has a pixel {x[~valid][0]:g}, {x.dtype} pixels lie in "
-            f"0..{largest}: give integers 0..255 or floats 0..1"
+            f"0..{largest}: give integers 0..255 or floats 0..1; of signals, rows (X.reshape(len(X), -1))"
         )
     return (np.rint(x * 255.0) if x.dtype.kind == "f" else x).astype(np.uint8)
 

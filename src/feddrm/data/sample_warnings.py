@@ -1,0 +1,119 @@
+"""Warnings of samples whose figures would be too good or senseless: copies, columns that name rows, odd labels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feddrm.data.client import Client, Split
+from feddrm.errors import short_list
+from feddrm.io.text import parse_whole
+from feddrm.tables.column_kinds import NumberColumn, RawColumn
+from feddrm.tables.table_schema import TableSchema
+
+COPIED = 0.01  # share of the test samples from which on there is a warning
+DISTINCT = 0.9  # share of different training rows below which rows of a table may well be equal by chance
+NUMBERED_ROWS = 50  # training rows of one client that all differ by chance in no column of counts or ages
+OWN_ROWS = 10  # training rows of a client below which its categories may be at no other client by chance
+MOST_CLASSES = 20  # of labels that are whole numbers, but no numbers of classes: more look like a measurement
+FLOAT32 = 2e-7  # of a value: what is lost in float32
+
+
+def copies_warning(name: str, clients: Sequence[Client]) -> str | None:
+    """A warning where test samples are equal to training samples of any client, label and all; None where few are."""
+    train = [sample for client in clients for sample in _hashes(client.train)]
+    known = set(train)
+    if clients[0].train.x.ndim == 2 and len(known) < DISTINCT * len(train):
+        return None
+    equal = [[sample in known for sample in _hashes(client.test)] for client in clients]
+    copies, tested = sum(map(sum, equal)), sum(map(len, equal))
+    if copies < COPIED * tested or not copies:
+        return None
+    client, own = next((client, own) for client, own in zip(clients, equal, strict=True) if any(own))
+    return (
+        f"{name}: {copies:,} of {tested:,} test samples are equal to training samples, such as test sample "
+        f"{own.index(True)} of client '{client.name}'. If they are copies, accuracies will be too good: remove them, "
+        "or name whom the samples are of (subject)"
+    )
+
+
+def identifier_warning(name: str, clients: Sequence[Client], schema: TableSchema) -> str | None:
+    """A warning of columns that number the rows: numbers of patients follow from the client, so routing looks perfect.
+
+    A column with a declared range is a measurement.
+    """
+    if max(len(client.train) for client in clients) < NUMBERED_ROWS:
+        return None
+    numbers = [(c, own.start) for c, own, _ in schema.places if isinstance(c, NumberColumn) and not c.range]
+    found = [column.name for column, place in numbers if all(_numbers_rows(column, c, place) for c in clients)]
+    if not found:
+        return None
+    quoted_names = short_list([f"'{column}'" for column in found], 3)
+    return (
+        f"{name}: {quoted_names}: another whole number in every row of a client. If it numbers patients or visits, the "
+        f"router would know the clients by it: leave it out (drop=['{found[0]}']). If it is a measurement, declare "
+        "minimum and maximum in a schema"
+    )
+
+
+def own_values_warning(name: str, clients: Sequence[Client], schema: TableSchema) -> str | None:
+    """A warning of columns in which a client has no value that any other client has: they name the client.
+
+    It has spelled its categories in its own way, or the column is one of hospitals, devices or regions.
+    """
+    for column, own, _ in schema.places:
+        values = [_values(column, client.train.x[:, own].double().cpu().numpy()) for client in clients]
+        known = [client for client, value in zip(clients, values, strict=True) if len(client.train) >= OWN_ROWS]
+        sets = [set(value) for value in values]
+        if len(known) < len(clients) or not all(sets):
+            continue
+        for client, held in zip(clients, sets, strict=True):
+            if held.isdisjoint(set().union(*(other for other in sets if other is not held))):
+                return (
+                    f"{name}: column '{column.name}': no other client has the values of '{client.name}' "
+                    f"({short_list(sorted(map(str, held)), 5)}), so the router would know the client by them: spell "
+                    f"categories alike at all clients; leave out what names the client (drop=['{column.name}'])"
+                )
+    return None
+
+
+def label_warning(name: str, classes: Sequence[str]) -> str | None:
+    """A warning of many labels that are whole numbers, but no numbers of classes: ages or lengths of stay."""
+    numbers = [parse_whole(label) for label in classes]
+    if (
+        len(classes) <= MOST_CLASSES
+        or None in numbers
+        or numbers in ([*range(len(classes))], [*range(1, len(classes) + 1)])
+    ):
+        return None
+    return (
+        f"{name}: the label has {len(classes)} different whole numbers, from {classes[0]} to {classes[-1]}, and each "
+        "is a class: divide a measurement into a few classes"
+    )
+
+
+def _numbers_rows(column: NumberColumn, client: Client, place: int) -> bool:
+    """Whether every training row of the client has another whole number in this column."""
+    for rows in (client.train.x[:NUMBERED_ROWS, place], client.train.x[:, place]):  # few columns pass the first
+        raw = rows.double().cpu().numpy() * column.scale + column.centre
+        whole = np.abs(raw - np.rint(raw)) <= FLOAT32 * (np.abs(raw).max() + abs(column.centre))
+        if not whole.all() or len(np.unique(raw)) < len(raw):
+            return False
+    return True
+
+
+def _values(column: RawColumn, inputs: NDArray[np.float64]) -> list[Any]:
+    """The categories that a client has, or the value of a column of numbers that is the same in all its rows."""
+    different = np.unique(inputs, axis=0)
+    if isinstance(column, NumberColumn) and len(different) > 1:
+        return []
+    return [value for value in column.decode(different) if value is not None]
+
+
+def _hashes(split: Split) -> Iterator[int]:
+    """One number per sample, equal for equal samples: the samples' bytes would take as much memory as they do."""
+    rows, labels = split.x.cpu().contiguous().numpy().reshape(len(split), -1), split.y.tolist()
+    return (hash((row.tobytes(), label)) for row, label in zip(rows, labels, strict=True))

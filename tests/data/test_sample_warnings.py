@@ -1,0 +1,126 @@
+"""What makes figures of samples too good or senseless: copies, columns that name rows or clients, odd labels."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from feddrm.data import Federation, Split
+from feddrm.data.sample_warnings import copies_warning
+from feddrm.tables.table_schema import TableSchema
+
+ROWS = 120
+
+RNG = np.random.default_rng(0)
+
+
+def federation(*shape: int, copied: int = 0) -> Federation:
+    """Two clients of 70 training and 30 test samples; lima's last test samples may be some of oslo's training."""
+    pairs = {}
+    for name in ("oslo", "lima"):
+        x = RNG.integers(0, 256, (100, *shape)) if len(shape) > 1 else RNG.normal(size=(100, *shape))
+        pairs[name] = x, np.arange(100) % 2
+    made = Federation.from_arrays(pairs)
+    oslo, lima = made.clients
+    kept = 30 - copied
+    x, y = (
+        torch.cat([lima.test.x[:kept], oslo.train.x[:copied]]),
+        torch.cat([lima.test.y[:kept], oslo.train.y[:copied]]),
+    )
+    return replace(made, clients=(oslo, replace(lima, test=Split(x, y))))
+
+
+@pytest.mark.parametrize("shape", [(5,), (6, 6)])
+def test_copies_are_counted_over_all_clients_and_one_is_named(shape: tuple[int, ...]) -> None:
+    assert copies_warning("own", federation(*shape).clients) is None
+    warning = copies_warning("own", federation(*shape, copied=4).clients)
+    assert warning is not None
+    assert warning.startswith("own: 4 of 60 test samples are equal to training samples, such as test sample 26 of ")
+    assert "client 'lima'" in warning
+    assert len([text for text in federation(*shape, copied=4).warnings() if "4 of 60 test samples" in text]) == 1
+
+
+def test_equal_samples_of_other_labels_are_no_copies() -> None:
+    oslo, lima = federation(5, copied=4).clients
+    assert copies_warning("own", (oslo, replace(lima, test=replace(lima.test, y=1 - lima.test.y)))) is None
+
+
+def test_less_than_one_in_a_hundred_is_no_warning() -> None:
+    fed = federation(5, copied=1)
+    lima = fed.clients[1]
+    many = torch.cat([lima.test.x, torch.randn(100, 5, generator=torch.Generator().manual_seed(0))])
+    more = replace(lima, test=replace(lima.test, x=many, y=torch.zeros(len(many), dtype=torch.int64)))
+    assert copies_warning("own", fed.clients) is not None
+    assert copies_warning("own", (fed.clients[0], more)) is None
+
+
+def test_rows_of_codes_are_equal_by_chance_and_pictures_are_not() -> None:
+    codes = {name: (RNG.integers(0, 2, (100, 3)).astype(float), np.arange(100) % 2) for name in ("oslo", "lima")}
+    assert copies_warning("own", Federation.from_arrays(codes).clients) is None
+    twice = {
+        name: (RNG.integers(0, 256, (50, 6, 6)).repeat(2, 0), np.arange(100) // 2 % 2) for name in ("oslo", "lima")
+    }
+    warning = copies_warning("own", Federation.from_arrays(twice).clients)
+    assert warning is not None
+    assert warning.startswith("own: ")
+
+
+def tables(**columns: object) -> Federation:
+    """Two clients with these columns: a function of the client's number and the rows' numbers, and an age."""
+    frames = {}
+    for client, name in enumerate(("oslo", "lima")):
+        rng = np.random.default_rng(client)
+        values = {column: make(client, np.arange(ROWS)) for column, make in columns.items()}  # type: ignore[operator]
+        frames[name] = pd.DataFrame({"age": rng.normal(50, 9, ROWS), **values, "label": np.arange(ROWS) % 2})
+    return Federation.from_csv(frames, label="label", schema="auto")
+
+
+def test_a_number_of_every_row_is_warned_of() -> None:
+    (warning,) = tables(pid=lambda client, row: 10_000 * client + row).warnings()
+    assert warning.startswith("own: 'pid': another whole number in every row of a client.")
+    assert "leave it out (drop=['pid'])" in warning
+
+
+def test_measurements_are_no_numbers_of_rows() -> None:
+    assert tables(dose=lambda client, row: 10_000 * client + row + 0.25).warnings() == []
+    assert tables(visits=lambda client, row: row // 2).warnings() == []
+    fed = tables(pid=lambda client, row: 1000 * client + row)
+    assert fed.schema is not None
+    age, pid = fed.schema.columns
+    declared = replace(fed, schema=TableSchema((age, replace(pid, minimum=0, maximum=9999))))
+    assert declared.warnings() == []
+
+
+@pytest.mark.parametrize(
+    ("make", "values"),
+    [
+        (lambda client, row: np.where(row % 2, *(("m", "f"), ("Male", "Female"))[client]), "f, m"),
+        (lambda client, row: np.full(len(row), 7 + client), "7"),
+    ],
+)
+def test_values_that_no_other_client_has_are_warned_of(make: object, values: str) -> None:
+    (warning,) = tables(sex=make).warnings()
+    assert warning.startswith(f"own: column 'sex': no other client has the values of 'oslo' ({values}), so ")
+
+
+def test_one_shared_value_is_no_name_of_a_client() -> None:
+    assert tables(sex=lambda client, row: np.where((row % 2 == 0) & (client == 0), "m", "f")).warnings() == []
+    assert tables(measured=lambda client, row: row % 2 * client).warnings() == []
+
+
+def test_a_measurement_as_label_is_warned_of() -> None:
+    x = RNG.normal(size=(200, 2))
+
+    def labelled(labels: np.ndarray) -> list[str]:
+        frame = pd.DataFrame(x, columns=["a", "b"]).assign(label=labels, client=np.arange(200) // 100)
+        return Federation.from_csv(frame, label="label", client="client").warnings()
+
+    (warning,) = labelled(np.arange(200) % 40 + 30)
+    assert "the label has 40 different whole numbers, from 30 to 69, and each is a class" in warning
+    assert (
+        labelled(np.arange(200) % 40) == labelled(np.arange(200) % 40 + 1) == labelled(np.arange(200) % 20 + 30) == []
+    )
