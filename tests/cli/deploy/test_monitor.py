@@ -16,6 +16,7 @@ from rich.console import Console
 
 from feddrm.cli.deploy import monitor
 from feddrm.deploy.records.audit_trail import AUDIT, AuditTrail
+from feddrm.deploy.records.event_log import EventLog
 from feddrm.deploy.server.status import JOB
 from training_folder import NAMES, REASON, running_server, training_folder
 
@@ -103,3 +104,21 @@ def test_audit_without_an_anchor_says_so(feddrm: Call, tmp_path: Path) -> None:
     (server / "runs" / "first" / AUDIT).unlink()
     old = feddrm("deploy", "audit", server)
     assert (old.returncode, "only runs of this version and later" in old.stderr) == (1, True)
+
+
+def test_audit_refuses_a_site_that_has_nothing_to_compare(feddrm: Call, tmp_path: Path) -> None:
+    """Lines cut off at the end are seen by a site's log alone; to pass without one would be taken for a proof."""
+    server, _ = training_folder(tmp_path)
+    trail = AuditTrail(server / "runs" / "first" / AUDIT)
+    trail.append("run", {})
+    site = tmp_path / "oslo"
+    site.mkdir()
+    EventLog(site).write("answered", {"run": "another", "audit": trail.end.as_dict()})
+    for folder in (site, tmp_path / "osol"):
+        refused = feddrm("deploy", "audit", server, "--site", folder)
+        assert (refused.returncode, refused.stderr.count("\n")) == (1, 1)
+        assert "no message of run 'first'" in refused.stderr
+    EventLog(site).write("answered", {"run": "first", "audit": trail.end.as_dict()})
+    (site / "events.jsonl").rename(site / "events.jsonl.2")  # the log began anew since
+    EventLog(site).write("connected", {})
+    assert "compared with the event log of oslo" in feddrm("deploy", "audit", server, "--site", site).stdout

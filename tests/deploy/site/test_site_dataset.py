@@ -79,6 +79,26 @@ def test_samples_of_a_subject_are_not_divided(tmp_path: Path) -> None:
             assert dataset.sums["age"].count == len(client.train) == 12
 
 
+@pytest.mark.parametrize("kind", ["csv", "npz"])
+def test_labels_that_name_single_samples_stay_at_the_site(kind: str, tmp_path: Path) -> None:
+    """Class names go to the server and to all other sites. A column of record numbers is easily taken for the label."""
+
+    def read(labels: list[str]) -> Any:
+        pd.DataFrame({"age": range(len(labels)), "record": labels}).to_csv(tmp_path / "own.csv", index=False)
+        np.savez(tmp_path / "own.npz", x=np.zeros((len(labels), 1)), y=labels)
+        settings: dict[str, Any] = {"csv": "own.csv", "label": "record"} if kind == "csv" else {"npz": "own.npz"}
+        return read_site_dataset("oslo", settings, tmp_path)
+
+    records = [f"MRN{number}" for number in range(22)]
+    with refused("22 different labels of 43 samples", "leave this site") as caught:
+        read([*records, *records[:21]])
+    assert "MRN" not in str(caught.value)
+    assert len(read(2 * records).classes) == 22
+    assert len(read(records[:10]).classes) == 10
+    with refused("11 different labels of 11 samples"):
+        read(records[:11])
+
+
 def test_classes_that_are_numbers_are_sorted_as_numbers() -> None:
     assert sorted_classes({"10", "9", "-1"}) == ("-1", "9", "10")
     assert sorted_classes({"10", "b", "a"}) == ("10", "a", "b")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 
 from browsing import browser, needs_browser, text, wait, webdriver
 from feddrm.deploy.server.status import JOB, ServerStatus
+from feddrm.deploy.watch import watch_page
 from feddrm.deploy.watch.watch_page import WatchPage
 from refusal import refused
 from training_folder import NAMES, REASON, running_server, training_folder
@@ -55,6 +57,12 @@ def test_another_host_name_is_refused(shown: Shown) -> None:
     """So that no web page elsewhere can read the state through a name that it points to this machine."""
     for host, status in (("evil.example", 403), ("evil.example:80", 403), ("localhost:1", 200), ("[::1]:1", 200)):
         assert httpx.get(f"{shown[0]}/state", headers={"Host": host}).status_code == status
+
+
+def test_a_caller_who_sends_nothing_is_disconnected(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch_page._Handler, "timeout", 0.05)
+    with socket.create_connection(("127.0.0.1", int(shown[0].rpartition(":")[2])), 60) as idle:
+        assert idle.recv(1) == b""
 
 
 def test_a_port_that_is_taken_is_refused(shown: Shown) -> None:

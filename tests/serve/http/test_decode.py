@@ -5,6 +5,7 @@ import base64
 import io
 import json
 import struct
+import threading
 import zlib
 
 import httpx
@@ -19,10 +20,12 @@ from starlette.types import Message
 
 from feddrm.errors import FeddrmError
 from feddrm.serve.http.decode import (
+    DECODERS,
     SMALL_JSON,
     SMALL_PNG,
     InputSpec,
     decode_samples,
+    in_decoder,
     needs_thread,
     options_in,
     read_body,
@@ -213,6 +216,24 @@ def test_long_json_and_other_picture_formats_are_decoded_in_a_thread() -> None:
     assert needs_thread(b" " * (SMALL_JSON + 1), JSON)
     assert needs_thread(b"GIF89a", "image/gif")
     assert needs_thread(b"RIFF", "image/png")  # the content type may be wrong
+
+
+def test_few_bodies_are_decoded_at_once_and_other_work_does_not_wait_behind_them() -> None:
+    begun, release = threading.Semaphore(0), threading.Event()
+
+    def decode() -> None:
+        begun.release()
+        release.wait(60)
+
+    async def ask() -> None:
+        waiting = [asyncio.create_task(in_decoder(decode)) for _ in range(3 * DECODERS)]
+        for _ in range(DECODERS):
+            assert await asyncio.to_thread(begun.acquire, timeout=60)
+        assert not begun.acquire(timeout=0.05)  # all others wait
+        release.set()
+        await asyncio.gather(*waiting)
+
+    asyncio.run(ask())
 
 
 def test_the_length_of_a_body_in_many_pieces_is_counted_once() -> None:

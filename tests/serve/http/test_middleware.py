@@ -132,3 +132,31 @@ def test_an_internal_error_is_a_500_without_details(caplog: pytest.LogCaptureFix
     assert (status, content["request_id"]) == (500, "mine")
     assert "secret" not in json.dumps(content)
     assert "secret" in caplog.text
+
+
+def test_a_request_that_outlives_a_stopping_server_is_told_so(caplog: pytest.LogCaptureFixture) -> None:
+    """uvicorn cancels it; that is neither a fault with a stack trace nor a caller who has left."""
+
+    async def go() -> tuple[list[Any], list[tuple[str, int]]]:
+        begun, sent, counted = asyncio.Event(), [], []
+
+        async def endless(*_: Any) -> None:
+            begun.set()
+            await asyncio.sleep(3600)
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        app = RequestMiddleware(endless, HttpSettings(), lambda path, status, _: counted.append((path, status)))
+        scope = {"type": "http", "method": "POST", "path": "/v1/route", "headers": [], "query_string": b""}
+        request = asyncio.create_task(app(scope, begun.wait, send))
+        await begun.wait()
+        request.cancel()
+        await request
+        return sent, counted
+
+    (start, body), counted = asyncio.run(go())
+    assert (start["status"], dict(start["headers"])[b"retry-after"]) == (503, b"2")
+    assert "send the request again" in json.loads(body["body"])["error"]
+    assert counted == [("other", 503)]
+    assert not caplog.records

@@ -129,7 +129,7 @@ def audit(
     from feddrm.deploy.cluster_status import run_folder, site_folders
     from feddrm.deploy.records.audit_check import audit_run
 
-    result = audit_run(run_folder(folder), site or site_folders(folder))
+    result = audit_run(run_folder(folder), site or site_folders(folder), every=site is not None)
     if json:
         print_json(result)
         return

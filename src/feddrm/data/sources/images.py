@@ -59,7 +59,8 @@ def _decode(source: Path | BinaryIO, name: str, size: tuple[int, int] | None, li
             # Conversion would clip more than 8 bits to white.
             if file.mode.startswith(("I", "F")):
                 raise FeddrmError(f"{name} has more than 8 bits per pixel: convert it to 8 bits")
-            image = _grey_or_rgb(ImageOps.exif_transpose(file))
+            ImageOps.exif_transpose(file, in_place=True)  # one copy of the pixels less, while many are decoded
+            image = _grey_or_rgb(file)
     except FeddrmError:
         raise
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:

@@ -8,33 +8,40 @@ from pathlib import Path
 from typing import Any
 
 from feddrm.deploy.records.audit_trail import AUDIT, check_anchors, verify_trail
-from feddrm.deploy.records.event_log import read_events
+from feddrm.deploy.records.event_log import EVENTS, last_event
 from feddrm.deploy.wire.message_bytes import read_header, tensors_alone
 from feddrm.errors import FeddrmError
 from feddrm.io.run_files import CHECKPOINT
 from feddrm.io.run_reader import RunReader
 
 
-def audit_run(run: Path, sites: Sequence[Path]) -> dict[str, Any]:
+def audit_run(run: Path, sites: Sequence[Path], *, every: bool = False) -> dict[str, Any]:
     """Verify a run's trail; returns its lines and what they were compared with. The first bad line is named.
 
-    ``sites`` are folders of sites: the last end of the trail in a site's event log must be one of its lines.
+    ``sites`` are folders of sites: the last end of the trail in a site's event log must be one of its lines. With
+    ``every`` a site whose log has no end of this run is an error: nothing would be compared.
     """
     entries = verify_trail(run / AUDIT)
-    anchors = list(_anchors(run, sites))
+    anchors = list(_anchors(run, sites, every))
     check_anchors(entries, anchors)
     _check_aggregate(run, entries)
     end = {"lines": len(entries), "hash": entries[-1]["hash"] if entries else None}
     return {"run": str(run), **end, "compared_with": [place for place, _ in anchors], "entries": entries}
 
 
-def _anchors(run: Path, sites: Sequence[Path]) -> Iterator[tuple[str, dict[str, Any]]]:
+def _anchors(run: Path, sites: Sequence[Path], every: bool) -> Iterator[tuple[str, dict[str, Any]]]:
     if end := (RunReader(run).summary() or {}).get("audit"):
         yield "summary.json", end
     for site in sites:
-        ends = [event["audit"] for event in read_events(site) if event.get("run") == run.name and event.get("audit")]
-        if ends:  # the last one: the same run may have begun afresh before
-            yield f"the event log of {site.name}", ends[-1]
+        # The last one: the same run may have begun afresh before.
+        event = last_event(site, lambda event: event.get("run") == run.name and bool(event.get("audit")))
+        if event is not None:
+            yield f"the event log of {site.name}", event["audit"]
+        elif every:
+            raise FeddrmError(
+                f"{site / EVENTS} and its older files have no message of run '{run.name}', so nothing can be compared: "
+                "give the folder of a site that took part"
+            )
 
 
 def _check_aggregate(run: Path, entries: Sequence[dict[str, Any]]) -> None:

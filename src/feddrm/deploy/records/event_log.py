@@ -8,11 +8,11 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from feddrm.deploy.rotating_log import RotatingLog
+from feddrm.deploy.rotating_log import KEPT, RotatingLog
 
 EVENTS = "events.jsonl"
 LONG = 1000  # bytes of a long event
@@ -47,16 +47,26 @@ def _is_cut(path: Path) -> bool:
 
 
 def read_events(folder: Path, last: int | None = None) -> list[dict[str, Any]]:
-    """The events of a folder's current file, or at most the ``last`` of them; none before the first.
+    """The events of a folder's current file, or at most the ``last`` of them; none before the first."""
+    events = _events_of(folder / EVENTS, None if last is None else last * LONG)
+    return events if last is None else events[-last:]
 
-    Lines that were cut are left out, because they must not hide the others.
-    """
-    path = folder / EVENTS
+
+def last_event(folder: Path, is_wanted: Callable[[Mapping[str, Any]], bool]) -> dict[str, Any] | None:
+    """The latest event that is wanted, also of the older files; None if none has one."""
+    for path in (folder / EVENTS, *(folder / f"{EVENTS}.{number}" for number in range(1, KEPT + 1))):
+        if wanted := [event for event in _events_of(path) if is_wanted(event)]:
+            return wanted[-1]
+    return None
+
+
+def _events_of(path: Path, end: int | None = None) -> list[dict[str, Any]]:
+    """The events of a file, or of its last bytes. Lines that were cut are left out: they must not hide the others."""
     if not path.exists():
         return []
     with path.open("rb") as file:
-        if last is not None:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - last * LONG))
+        if end is not None:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - end))
         lines = file.read().split(b"\n")
     events = []
     for line in lines:
@@ -64,4 +74,4 @@ def read_events(folder: Path, last: int | None = None) -> list[dict[str, Any]]:
             event = json.loads(line)
             if isinstance(event, dict):
                 events.append(event)
-    return events if last is None else events[-last:]
+    return events

@@ -28,6 +28,7 @@ from feddrm.typed_settings import typed
 
 KINDS = ("folder", "csv", "npz", "dataset")
 BACK = "put them back, or start a new run"
+FEW_CLASSES = 10  # so many classes may have fewer than two samples each
 OPTIONS = {
     "folder": ("folder", "size", "grey", "subject", "test_fraction", "seed"),
     "csv": ("csv", "label", "drop", "schema", "categories", "subject", "test_fraction", "seed"),
@@ -141,7 +142,7 @@ def _read(name: str, data: Mapping[str, Any], base: Path) -> SiteDataset:
         return _table(name, base, data, division)
     x, labels, subjects = _images(path, data) if kind == "folder" else _arrays(path)
     text = [str(label) for label in labels]
-    return SiteDataset(name, sorted_classes(set(text)), None, False, None, x, text, subjects=subjects, **division)
+    return SiteDataset(name, _classes(text, str(path)), None, False, None, x, text, subjects=subjects, **division)
 
 
 def _table(name: str, base: Path, data: Mapping[str, Any], division: Mapping[str, Any]) -> SiteDataset:
@@ -157,7 +158,7 @@ def _table(name: str, base: Path, data: Mapping[str, Any], division: Mapping[str
     x = np.zeros((len(rows.labels), len(columns)), np.float32) if auto else table.samples(schema).x
     samples, subjects = LabelledSamples(x, rows.labels, rows.places.__getitem__), rows.subjects or None
     text = [str(label) for label in labels_as_integers({name: samples}, None)[0][name].labels]
-    classes, options = sorted_classes(set(text)), {"schema": schema, "subjects": subjects, **division}
+    classes, options = _classes(text, f"column '{data['label']}'"), {"schema": schema, "subjects": subjects, **division}
     read = SiteDataset(name, classes, columns, False, None, x, text, **options)
     if not auto:
         return read
@@ -166,6 +167,17 @@ def _table(name: str, base: Path, data: Mapping[str, Any], division: Mapping[str
     sums = table.sums(np.isin(np.arange(len(x)), train).tolist(), data.get("categories", ()))
     check_levels(sums, len(x))
     return replace(read, table=table, sums=sums)
+
+
+def _classes(labels: Sequence[str], where: str) -> tuple[str, ...]:
+    """The classes of a site's labels. Their names leave the site, so labels that name single samples are refused."""
+    classes = sorted_classes(set(labels))
+    if len(classes) > max(FEW_CLASSES, len(labels) // 2):
+        raise FeddrmError(
+            f"{where} has {len(classes)} different labels of {len(labels)} samples: the names of classes leave this "
+            "site, and these name single samples: choose what is to be predicted"
+        )
+    return classes
 
 
 def sorted_classes(classes: set[str]) -> tuple[str, ...]:

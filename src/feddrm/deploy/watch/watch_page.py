@@ -38,6 +38,7 @@ class WatchPage(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     server: WatchPage
     server_version = "feddrm"
+    timeout = 10.0  # seconds: a caller who sends or reads nothing must not keep a thread of the server's process
 
     def do_GET(self) -> None:
         """Answer a page's file, the state or the metrics."""

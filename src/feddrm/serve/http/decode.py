@@ -6,10 +6,12 @@ import asyncio
 import base64
 import binascii
 import io
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import orjson
@@ -39,13 +41,16 @@ from feddrm.tables.table_schema import TableSchema
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 SMALL_JSON = 2**14  # bytes of JSON that are parsed in the event loop
 SMALL_PNG = 512  # bytes of a PNG file that are decoded in the event loop
+DECODERS = 4  # bodies that are decoded at once: a short file can unpack to 64 MB of pixels, and a copy of them
 DEFAULTS: dict[type[Options], Any] = {Options: RouteRequest(), PredictOptions: PredictRequest()}
 # Parameters of the Open Inference Protocol's extensions, which its clients may send with any request.
 PROTOCOL_PARAMETERS = frozenset(("binary_data_output", "content_type", "headers", "priority", "timeout",
                                  "sequence_id", "sequence_start", "sequence_end"))  # fmt: skip
 TRITON = "triton_"  # the beginning of further ones
 CELL_TYPES = frozenset((bool, int, float, str, type(None)))
+_decoders: WeakKeyDictionary[asyncio.AbstractEventLoop, ThreadPoolExecutor] = WeakKeyDictionary()
 Array = NDArray[Any]
+Decoded = TypeVar("Decoded")
 AnyOptions = TypeVar("AnyOptions", bound=Options)
 AnyModel = TypeVar("AnyModel", bound=BaseModel)
 
@@ -102,8 +107,16 @@ async def read_samples(
     query = dict(parse_qsl(str(request.scope["query_string"], "latin-1"), keep_blank_values=True))
     with span("decode"):
         if needs_thread(body, content_type):
-            return await asyncio.to_thread(decode_samples, body, content_type, query, spec, options)
+            return await in_decoder(decode_samples, body, content_type, query, spec, options)
         return decode_samples(body, content_type, query, spec, options)
+
+
+async def in_decoder(decode: Callable[..., Decoded], *arguments: object) -> Decoded:
+    """What ``decode`` returns in one of the few threads that decode bodies: nothing else waits behind them."""
+    loop = asyncio.get_running_loop()
+    if loop not in _decoders:
+        _decoders[loop] = ThreadPoolExecutor(DECODERS, thread_name_prefix="decode")
+    return await loop.run_in_executor(_decoders[loop], decode, *arguments)
 
 
 def needs_thread(body: bytes, content_type: str) -> bool:

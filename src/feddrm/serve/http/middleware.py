@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import time
@@ -82,6 +83,10 @@ class RequestMiddleware:
             await (self.app if rejection is None else rejection)(scope, receive, send_with_headers)
         except ClientDisconnect:
             pass
+        except asyncio.CancelledError:  # the server stops, and the time for running requests is over
+            if not status:
+                text, how = "the server stops: send the request again in a while", {"Retry-After": "2"}
+                await error_response(503, text, request_id, how)(scope, receive, send_with_headers)
         except Exception:
             fields = {"request_id": request_id, "trace_id": trace.trace_id, "path": _path_template(scope)}
             log.exception("request failed", extra={"fields": fields})

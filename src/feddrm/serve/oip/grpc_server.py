@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message, Scope
 
 from feddrm.errors import FeddrmError
 from feddrm.serve.http.certificate_files import CertificateFiles, certificate_files
-from feddrm.serve.http.decode import SMALL_JSON
+from feddrm.serve.http.decode import SMALL_JSON, in_decoder
 from feddrm.serve.oip.codec import LENGTH_HEADER
 from feddrm.serve.oip.grpc_messages import MESSAGES, SERVICE, infer_head, infer_response, infer_tail
 from feddrm.serve.settings import HttpSettings
@@ -151,7 +151,7 @@ def _error_text(answer: HttpAnswer) -> str:
 async def _tail(message: Any) -> bytes:
     if message.raw_input_contents or message.ByteSize() <= SMALL_JSON:
         return infer_tail(message)
-    return await asyncio.to_thread(infer_tail, message)
+    return await in_decoder(infer_tail, message)
 
 
 async def _send(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Annotated, Any
 
@@ -10,7 +9,7 @@ from fastapi import FastAPI, Path, Request
 from starlette.responses import Response
 
 from feddrm._version import __version__
-from feddrm.serve.http.decode import SMALL_JSON, Array, read_body
+from feddrm.serve.http.decode import SMALL_JSON, Array, in_decoder, read_body
 from feddrm.serve.http.error_responses import ERROR_RESPONSES, ApiError, json_response
 from feddrm.serve.http.openapi import json_body
 from feddrm.serve.oip.codec import (
@@ -48,7 +47,7 @@ async def answer_infer(
     length = request.headers.get(LENGTH_HEADER) or None
     with span("decode"):
         if json_length(body, length) > SMALL_JSON:  # tensors as bytes need no parsing
-            infer_request, tensors = await asyncio.to_thread(read_infer, body, length)
+            infer_request, tensors = await in_decoder(read_infer, body, length)
         else:
             infer_request, tensors = read_infer(body, length)
     outputs = await compute(*single_input(tensors), infer_request.parameters)
