@@ -21,7 +21,7 @@ import torch
 import typer.main
 
 from cli.conftest import assert_one_line, call
-from commands import FEDDRM, fork, wait
+from commands import FEDDRM, fork, python_script, wait
 from feddrm.cli.app import app
 from feddrm.data import Dataset, load
 from feddrm.deploy.records.audit_trail import AUDIT, AuditTrail
@@ -112,6 +112,19 @@ main()
 def test_a_stop_signal_inside_of_exec_ends_with_its_own_code() -> None:
     """Python would end by SIGINT after a KeyboardInterrupt there. Imports use ``exec``, so it may well come there."""
     assert subprocess.run([sys.executable, "-c", STOPPED_IN_EXEC], capture_output=True, check=False).returncode == 143
+
+
+AT_EXIT = """
+import atexit, gc
+ours = []
+atexit.register(lambda: print(any(each is ours for each in gc.get_objects())))
+feddrm.cli.app.main()
+"""
+
+
+@pytest.mark.slow
+def test_at_its_end_a_command_looks_for_no_garbage() -> None:
+    assert python_script(AT_EXIT, "--version").stdout.splitlines()[-1] == "False"
 
 
 def commands() -> list[list[str]]:

@@ -70,7 +70,10 @@ def test_a_late_node_is_waited_for_until_the_deadline_and_a_gone_one_for_two_sec
 ) -> None:
     """The other node's reply arrives in both cases."""
 
+    pauses: list[tuple[float, float]] = []
+
     def sleep(passed: float) -> None:
+        pauses.append((clock[0], passed))
         clock[0] += passed
 
     waited: list[set[int]] = []
@@ -78,6 +81,10 @@ def test_a_late_node_is_waited_for_until_the_deadline_and_a_gone_one_for_two_sec
     assert transport.ask({1: b"a", 2: b"b"}, 30.0, "train", waited.append) == {1: b"a"}
     assert waited[0] == (set() if gone else {2}), "whose answers are missing is told meanwhile"
     assert clock[0] == pytest.approx(seconds, abs=0.2)
+    for after, pause in pauses[:-1]:
+        assert pause == pytest.approx(max(0.1, 0.05 * after))  # a twentieth of what was waited, and no less than 0.1 s
+    assert len(pauses) == (20 if gone else 76), "there were 300 in 30 s with equal pauses"
+    assert clock[0] <= 30.0, "no pause reaches beyond the deadline"
 
 
 @pytest.mark.parametrize("size", [10, SHORT + 1])

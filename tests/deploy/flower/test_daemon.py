@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +21,19 @@ from feddrm.deploy.site.site_settings import SiteSettings
 from refusal import refused
 
 pytestmark = pytest.mark.slow
+
+
+def test_no_process_of_a_federation_waits_for_the_statistics_of_a_comparison() -> None:
+    """Each of them would import for a third longer. A comparison, if the settings ask for one, loads them."""
+    script = (
+        "import json, os, sys, feddrm.deploy.flower.daemon\n"
+        "print(json.dumps([*sys.modules]), flush=True)\n"
+        "os._exit(0)\n"
+    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    loaded = set(json.loads(run.stdout))
+    assert {"torch", "feddrm.deploy.server.remote_cohort"} <= loaded
+    assert not loaded & {"matplotlib", "scipy.interpolate", "scipy.stats", "feddrm.comparison", "feddrm.drm"}
 
 
 def test_a_port_that_another_program_uses_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid, ServerApp
 
+from feddrm.deploy.flower.supernode import IdlePause
 from feddrm.deploy.rotating_log import log
 from feddrm.deploy.server.federation_server import Server
 from feddrm.deploy.server.federation_settings import FederationSettings
@@ -108,7 +109,10 @@ def run_over_grid(folder: Path, grid: Grid) -> None:
 
 
 class GridTransport:
-    """Carries messages over Flower's grid. Replies that come after the deadline are never fetched."""
+    """Carries messages over Flower's grid. Replies that come after the deadline are never fetched.
+
+    The longer a round, the longer the pauses between two looks for replies: each keeps the SuperLink busy.
+    """
 
     def __init__(self, grid: Grid, nodes: Path, sleep: Callable[[float], None] = time.sleep) -> None:
         self.grid, self.node_file, self.sleep = grid, nodes, sleep
@@ -119,7 +123,7 @@ class GridTransport:
     def ask(
         self, messages: Mapping[int, bytes], deadline: float, kind: str, on_wait: Callable[[set[int]], None]
     ) -> dict[int, bytes | Refusal]:
-        end = time.monotonic() + deadline
+        end, pause = time.monotonic() + deadline, IdlePause(POLL_SECONDS, clock=time.monotonic)
         wrapped = [
             # Flower drops a message that waited longer than its deadline: nobody would read the reply.
             Message(wrap(content), dst_node_id=node, message_type=kind, ttl=deadline)
@@ -137,7 +141,7 @@ class GridTransport:
                 elif node is not None and reply.error.code == ErrorCode.CLIENT_APP_RAISED_EXCEPTION:
                     replies[node] = self._refusal(node, reply)
             if waiting:
-                self.sleep(POLL_SECONDS)
+                self.sleep(max(0.0, min(pause.seconds, end - time.monotonic())))
             if time.monotonic() > look:  # do not wait for a site that has gone
                 present, look = self.nodes(), time.monotonic() + LOOK_SECONDS
                 waiting = {message_id: node for message_id, node in waiting.items() if node in present}

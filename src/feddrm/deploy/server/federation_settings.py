@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from feddrm.checks.ports import FEDERATION
-from feddrm.comparison.federated_fit import check_common_basis
 from feddrm.deploy.privacy import Privacy
 from feddrm.deploy.server.federation_file import CONFIG, FIRST_RUN, read_federation
 from feddrm.deploy.wire.masks import FEWEST_SITES, check_method
@@ -206,6 +205,8 @@ class FederationSettings:
     def _check_comparison(self) -> None:
         if self.comparison is None:
             return
+        from feddrm.comparison.federated_fit import check_common_basis
+
         if not set(self.comparison) <= {"basis", "columns"} or "basis" not in self.comparison:
             raise SettingError(f"{self.comparison}: write it as 'comparison: {{basis: normal, columns: [age]}}'")
         check_common_basis(self.comparison["basis"])

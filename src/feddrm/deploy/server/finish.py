@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from feddrm.comparison import IncomparableError, fit_populations
 from feddrm.deploy.privacy import Privacy
 from feddrm.deploy.records.audit_trail import AuditTrail
 from feddrm.deploy.server.federation_settings import FederationSettings
@@ -212,6 +211,8 @@ class Finish:
         """The density ratio model of the sites' populations as plain values, where the settings ask for one."""
         if (wanted := self.settings.comparison) is None:
             return None
+        from feddrm.comparison import IncomparableError, fit_populations
+
         with TemporaryDirectory() as folder:
             blank = BlankFit(self.spec, Path(folder))
             cohort = self._cohort(RouterSettings(), blank, "comparing the sites", dict.fromkeys(TRAFFIC, 0))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from feddrm.comparison.federated_fit import basis_feature
 from feddrm.data import DEPLOYED, Federation
 from feddrm.data.sources.csv_tables import AUTO
 from feddrm.data.sources.labelled_samples import SPELLING_REMEDY, spelling_variants
@@ -59,6 +58,8 @@ def make_run_spec(settings: FederationSettings, hellos: Hellos) -> RunSpec:
     if settings.router and settings.privacy is None:
         _check_shared_rows(settings.router_settings, spec.shape)
     if settings.comparison is not None:
+        from feddrm.comparison.federated_fit import basis_feature
+
         basis_feature(spec.facts, **settings.comparison)
     return spec
 

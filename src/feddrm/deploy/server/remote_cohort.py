@@ -10,11 +10,10 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
-from scipy.interpolate import CubicHermiteSpline
 from torch import Tensor
 
 from feddrm.deploy.site.site_fit import BINS, ROWS, SCALES, STRANGE_STEPS
@@ -34,6 +33,9 @@ from feddrm.router.settings import Holdout
 from feddrm.router.solver.client_statistics import ClientSums
 from feddrm.router.solver.problem import Scaler, add
 from feddrm.router.solver.solve import noise_of
+
+if TYPE_CHECKING:
+    from scipy.interpolate import CubicHermiteSpline
 
 
 @dataclass(frozen=True, eq=False)
@@ -231,6 +233,8 @@ class RemoteHeldOut:
     @cached_property
     def _slopes(self) -> tuple[Tensor, CubicHermiteSpline, CubicHermiteSpline]:
         """The number of samples, and both slopes as functions of the scale. The bend is the derivative of either."""
+        from scipy.interpolate import CubicHermiteSpline
+
         sums = self.cohort.total({"step": "slope", **self._header}, self._tensors)
         slope, even = (CubicHermiteSpline(SCALES, sums[key].numpy(), sums["bend"].numpy()) for key in ("slope", "even"))
         return sums["count"], slope, even
