@@ -41,7 +41,7 @@ def odd_queries(router: Router, known: Tensor, rows: Tensor, random: torch.Gener
     count, columns = len(rows), columns_of(router)
     uniform, permuted, halves = (rows.clone() for _ in range(3))
     for column in columns:
-        values = known[:, column].unique(dim=0)
+        values = torch.unique(known[:, column], dim=0)
         drawn = values[torch.randint(len(values), (count,), generator=random)]
         if len(values) > CATEGORIES:
             low, high = values[:, 0].min(), values[:, 0].max()
