@@ -29,6 +29,7 @@ from feddrm.models import Model, Net, is_head
 from feddrm.moments.score_test import SampleMoments
 from feddrm.plugins import require_plugins, used_plugins, without_folders
 from feddrm.router.features.base import Recipe
+from feddrm.router.features.decorrelated_inputs import DecorrelatedInputs
 from feddrm.router.policy import Calibration
 from feddrm.router.router import Router
 from feddrm.router.solver.problem import Scaler
@@ -42,6 +43,7 @@ TASK = "task"  # a note in the manifest; without it the task is classification
 AGAIN = "fit it again with 'feddrm fit-router'"
 DIVERGED = "train with a lower --lr, or scale the data"
 REFERENCE = ("drift_count", "drift_mean", "drift_covariance")  # tensors, absent from older routers
+DECORRELATED = ("decorrelated_places", "decorrelated_matrix")  # of a table; absent from older routers
 # Notes in the manifest. Both stay as they are when clients leave or join.
 TRAINED_CLIENTS, FIT = "trained_clients", "fit"
 
@@ -151,6 +153,8 @@ def _contents(router: Router, heads: Mapping[str, Tensor]) -> dict[str, dict[str
         tensors["competence"] = router.competence
     if router.means is not None:
         tensors["client_means"] = router.means
+    if router.decorrelated is not None:
+        tensors |= dict(zip(DECORRELATED, (router.decorrelated.places, router.decorrelated.matrix), strict=True))
     if (reference := router.calibration.reference) is not None:
         values = (np.array([reference.count]), reference.mean, reference.covariance)
         tensors |= {name: torch.from_numpy(value) for name, value in zip(REFERENCE, values, strict=True)}
@@ -206,6 +210,7 @@ def _load(folder: Path) -> Router:
             means=tensors.get("client_means"),
             query_views=None if views is None else QueryViews(bool(views["crops"]), bool(views["mirrors"])),
             usual=Scaler(tensors["input_mean"], tensors["input_scale"]) if "input_mean" in tensors else None,
+            decorrelated=_decorrelated(tensors, folder),
         )
     except (KeyError, TypeError, ValueError, AttributeError, SettingError) as error:
         raise FeddrmError(f"{folder / MANIFEST} is incomplete ({error}): {AGAIN}") from error
@@ -235,6 +240,16 @@ def _reference(tensors: Mapping[str, Tensor]) -> SampleMoments | None:
         return None
     count, mean, covariance = (tensors[name].numpy() for name in REFERENCE)
     return SampleMoments(int(count[0]), mean, covariance)
+
+
+def _decorrelated(tensors: Mapping[str, Tensor], folder: Path) -> DecorrelatedInputs | None:
+    if DECORRELATED[0] not in tensors:
+        return None
+    places, matrix = (tensors[name] for name in DECORRELATED)
+    inside = (places >= 0) & (places < len(tensors["mean"]))
+    if matrix.shape != (len(places), len(places)) or not bool(inside.all()):
+        raise FeddrmError(f"{folder / ROUTER}: tensor '{DECORRELATED[1]}' does not fit the features: {AGAIN}")
+    return DecorrelatedInputs(places, matrix)
 
 
 def _with_plugins(model: Mapping[str, Any]) -> dict[str, Any]:

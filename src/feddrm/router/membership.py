@@ -14,6 +14,7 @@ from feddrm.evaluation import Queries
 from feddrm.registry import require_client
 from feddrm.router.fit.calibration import calibrate
 from feddrm.router.fit.cohort import FitRequest, Trunk
+from feddrm.router.fit.fit_router import decorrelated_inputs
 from feddrm.router.fit.local_cohort import LocalCohort
 from feddrm.router.fit.selection import solve_requests
 from feddrm.router.router import Router
@@ -78,7 +79,8 @@ def join_client(
     facts = cohort.facts
     holdout = settings.holdout or Holdout.suggested(facts.samples)
     with router_kernels(facts.samples):
-        cohort.measure(router.recipe, Trunk(router.net, dict(router.leaves)), holdout)
+        trunk = Trunk(router.net, dict(router.leaves))
+        cohort.measure(router.recipe, trunk, holdout)
         design = cohort.scaled_design(router.recipe, router.scaler)
         problem = Problem(len(facts.names), design.width, ridge)
         point = torch.cat([router.weight, router.bias[:, None]], dim=1).double()
@@ -87,6 +89,7 @@ def join_client(
         requests["all"] = FitRequest(design, "client", problem, None, joined_start(point, facts.sizes))
         states = solve_requests(cohort, requests, settings.rounds, settings.tolerance)
         fitted = states.pop("all").iterate
+        decorrelated = decorrelated_inputs(cohort, trunk, design)
         held_out = cohort.held_out_router(design, [state.iterate for state in states.values()], fitted)
         return replace(
             router,
@@ -94,7 +97,8 @@ def join_client(
             weight=fitted[:, :-1].to(router.weight),
             bias=fitted[:, -1].to(router.bias),
             log_prior=facts.log_prior.to(router.log_prior),
-            calibration=replace(calibrate(held_out, facts.log_prior), reference=None),
+            calibration=replace(calibrate(held_out, facts.log_prior, decorrelated), reference=None),
             competence=None,  # the new client has brought no labels to judge its answers by
             means=torch.stack([rows.mean(0) for rows in design.rows]),
+            decorrelated=None if decorrelated is None else decorrelated.to(router.weight),
         )

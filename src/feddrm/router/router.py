@@ -30,6 +30,7 @@ from feddrm.router.decisions.decision import (
 from feddrm.router.decisions.explanation import Explanation, LinearScores, explain_scores
 from feddrm.router.decisions.term_names import TermNames
 from feddrm.router.features.base import Recipe, extract, part_widths
+from feddrm.router.features.decorrelated_inputs import DecorrelatedInputs
 from feddrm.router.policy import Calibration, leaders, log_pooled_density
 from feddrm.router.row_checks import RowChecks
 from feddrm.router.solver.client_statistics import logits_at
@@ -71,6 +72,7 @@ class Router:
     usual: Scaler | None = None  # of a table: the inputs' pooled means and deviations
     competence: Tensor | None = None  # [m, d + 1] log-odds that each client is right, on standardised features
     means: Tensor | None = None  # [m, d] every client's mean standardised features; rivals compare with them
+    decorrelated: DecorrelatedInputs | None = None  # of a table; the strangeness is measured on them
     query_views: QueryViews | None = None  # those that the data allow; None where the fit was older and did not note it
 
     def __post_init__(self) -> None:
@@ -81,6 +83,7 @@ class Router:
         # A rule of origin shifts every client's odds, as the bias does: one addition for both.
         shifts = {rule: Rule.find(rule)().scores(odds) for rule in RULES}
         norm = 1 / (scale * scale.numel() ** 0.5)  # the squares of features times this add up to the strangeness
+        norm = norm if self.decorrelated is None else self.decorrelated.scaled(scale)
         object.__setattr__(self, "_folded", (self.scaler.mean.to(folded), norm, folded, shifts))
 
     def __repr__(self) -> str:
@@ -104,6 +107,7 @@ class Router:
             log_prior=self.log_prior.to(device),
             competence=None if self.competence is None else self.competence.to(device),
             means=None if self.means is None else self.means.to(device),
+            decorrelated=None if self.decorrelated is None else self.decorrelated.to(self.weight.to(device)),
             net=None if self.net is None else self.net.to(device),
             leaves={leaf: value.to(device) for leaf, value in self.leaves.items()},
         )
@@ -315,9 +319,9 @@ class Router:
         if over is not None:
             require_client(over, self.names)
         assert decision.features is not None
-        _, norm, folded, shifts = self.__dict__["_folded"]
+        _, _, folded, shifts = self.__dict__["_folded"]
         baseline, both = (shifts[rule].double() for rule in (Density.name, decision.rule))
-        scores = LinearScores(self._centred(decision.features), folded, norm, baseline, both - baseline)
+        scores = LinearScores(self._centred(decision.features), folded, self._squares, baseline, both - baseline)
         number = None if over is None else self.names.index(over)
         return explain_scores(decision, scores, self.term_names, self.names, number, inputs)
 
@@ -332,16 +336,22 @@ class Router:
         )
 
     def strangeness(self, features: Tensor) -> Tensor:
-        """Mean square of the standardised features, weighted as the fit weights their blocks.
+        """Mean square of the standardised features, weighted as the fit weights their blocks; of a table's inputs
+        without their correlations, where these are known.
 
         It has no unit: ``calibration.unlike_above`` says what is too large. It notices what lies far outside of all
-        data, a blank page for instance, and not what lies within, as noise may.
+        data, a blank page for instance. Of a table it also notices usual values that do not go together.
         """
         return self._strangeness(self._centred(features))
 
     def _strangeness(self, centred: Tensor) -> Tensor:
-        norm: Tensor = self.__dict__["_folded"][1]
-        return (centred * norm).square_().sum(1)
+        return self._squares(centred).sum(1)
+
+    def _squares(self, centred: Tensor) -> Tensor:
+        norm: Tensor | DecorrelatedInputs = self.__dict__["_folded"][1]
+        if isinstance(norm, DecorrelatedInputs):
+            return norm.squares(centred)
+        return (centred * norm.to(centred)).square_()
 
     def _mask(self, available: Sequence[str] | Tensor) -> Tensor:
         if isinstance(available, Tensor):

@@ -24,6 +24,8 @@ from feddrm.deploy.site.site_dataset import read_site_dataset, sorted_classes
 from feddrm.deploy.wire.messages import Message, unpack
 from feddrm.errors import FeddrmError
 from feddrm.predictor.query_files import read_queries
+from feddrm.router.features.decorrelated_inputs import SHRINKAGE, strangeness
+from feddrm.router.fit.calibration import STRANGER
 from feddrm.runs import Run
 from feddrm.tables.table_schema import TableSchema
 from refusal import refused
@@ -269,6 +271,13 @@ def test_raw_tables_of_sites_become_a_router_that_takes_raw_queries(tmp_path: Pa
     assert router.usual is not None
     assert torch.allclose(router.usual.mean.double(), pooled.mean(0), atol=1e-5)
     assert torch.allclose(router.usual.scale.double(), pooled.std(0, correction=0), atol=1e-5)
+    assert router.decorrelated is not None
+    rows = router.scaler(router.features(torch.cat(inputs)))
+    table, matrix = rows[:, router.decorrelated.places].double(), router.decorrelated.matrix.double()
+    shrunk = table.T @ table / len(table) + SHRINKAGE * table.square().mean(0).max() * torch.eye(3)
+    torch.testing.assert_close(matrix @ matrix, torch.linalg.inv(3 * shrunk), rtol=1e-4, atol=1e-5)
+    strangest = float(strangeness(rows, router.decorrelated).max())
+    assert router.calibration.unlike_above == pytest.approx(STRANGER * strangest, rel=1e-5)
     (tmp_path / "q.csv").write_text("age,smoker\n50,yes\n130,?\n")
     decision = router.route(read_queries(router, [tmp_path / "q.csv"])[0])
     assert decision.reason[1] == "a value cannot be"

@@ -196,6 +196,14 @@ def test_answers_are_calibrated_on_what_each_fold_held_out():
     assert result.fitted.router.calibration.temperature == pytest.approx(1.0, abs=1e-4)
 
 
+@pytest.mark.parametrize("polish", [0, 2])
+def test_the_inputs_of_a_table_are_decorrelated_as_by_any_other_fit(polish):
+    fed = federation()
+    router = fitted(fed, Fed3R(polish=polish)).fitted.router
+    other = fit_router(None, {}, fed, RouterSettings(features="raw", heads=False)).router
+    torch.testing.assert_close(router.decorrelated.matrix, other.decorrelated.matrix, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.slow
 def test_polishing_reaches_the_optimum_of_the_softmax():
     fed = federation()

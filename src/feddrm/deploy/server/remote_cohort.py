@@ -22,6 +22,7 @@ from feddrm.errors import FeddrmError
 from feddrm.methods import Tensors
 from feddrm.moments import Moments
 from feddrm.router import Recipe, RouterSettings
+from feddrm.router.features.decorrelated_inputs import DecorrelatedInputs
 from feddrm.router.features.design_matrix import DesignMatrix
 from feddrm.router.fit.cohort import Confidence, Facts, FitRequest, HeldOutHeads, HeldOutRouter, Job, Judged, Trunk
 from feddrm.router.fit.feature_blocks import MemberMoments
@@ -239,9 +240,11 @@ class RemoteHeldOut:
         slope, even = (CubicHermiteSpline(SCALES, sums[key].numpy(), sums["bend"].numpy()) for key in ("slope", "even"))
         return sums["count"], slope, even
 
-    def confidence(self, temperature: float, log_prior: Tensor) -> Confidence:
+    def confidence(self, temperature: float, log_prior: Tensor, inputs: DecorrelatedInputs | None = None) -> Confidence:
         header = {"step": "spread", "scale": 1 / temperature, **self.cohort.pooling, **self._header}
         tensors = {**self._tensors, "point/all": self.point, "log_prior": log_prior}
+        if inputs is not None:
+            tensors |= {"inputs/places": inputs.places, "inputs/matrix": inputs.matrix}
         answers = self.cohort.everybody(header, tensors)
         strangest = max(_strangest(answer["strange"]) for answer in answers)
         counts = add([{key: value for key, value in answer.items() if key != "strange"} for answer in answers])

@@ -20,6 +20,7 @@ from feddrm.models import Net
 from feddrm.router import Recipe
 from feddrm.router.answer_calibration import AnswerCalibration
 from feddrm.router.features.base import extract
+from feddrm.router.features.decorrelated_inputs import DecorrelatedInputs, strangeness
 from feddrm.router.fit.cohort import Target
 from feddrm.router.fit.feature_blocks import site_moments
 from feddrm.router.fit.head_problems import CORRECTION_ROUNDS, joint_classes, own_correction
@@ -165,7 +166,7 @@ class SiteFit:
     def _spread(self, message: Message) -> dict[str, Tensor]:
         """Counts for the thresholds: test samples by their weight on the best client and on this client."""
         logits, held = self._held_out(message, "client")
-        strange = held.x.square().mean(1).double()
+        strange = strangeness(held.x, self._inputs(message)).double()
         if len(rows := self._test_rows(message, message.header["table"])):
             # The server knows of no more samples than those of training.
             some = torch.linspace(0, len(rows) - 1, min(len(rows), len(self._part()))).long()
@@ -278,6 +279,13 @@ class SiteFit:
 
     def _point(self, message: Message, key: str) -> Tensor:
         return message.tensors[f"point/{key}"].to(self._device)
+
+    def _inputs(self, message: Message) -> DecorrelatedInputs | None:
+        """The inputs of a table that the strangeness is measured on."""
+        if "inputs/matrix" not in message.tensors:
+            return None
+        places, matrix = message.tensors["inputs/places"], message.tensors["inputs/matrix"]
+        return DecorrelatedInputs(places.to(self._device), matrix.to(self._device))
 
     @property
     def _device(self) -> torch.device:

@@ -6,7 +6,7 @@ approximated. What a trained network computes is not linear in its input: its st
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -23,13 +23,13 @@ FEW, LEAST = 4, 0.005  # terms in a sentence, and the least share of the others 
 class LinearScores(NamedTuple):
     """Scores by a rule of origin: ``centred`` features [N, d] times ``weight`` [d, m], and two constants [m].
 
-    An average query has ``baseline``. The rule adds ``sizes``, what it makes of the clients' numbers of samples. The
-    squares of features times ``norm`` [d] add up to the strangeness.
+    An average query has ``baseline``. The rule adds ``sizes``, what it makes of the clients' numbers of samples.
+    ``squares`` [N, d] of centred features add up to the strangeness.
     """
 
     centred: Tensor
     weight: Tensor
-    norm: Tensor
+    squares: Callable[[Tensor], Tensor]
     baseline: Tensor
     sizes: Tensor
 
@@ -129,7 +129,7 @@ def explain_scores(
         weight = scores.weight.T[mine[rows]].double() - scores.weight.T[other[rows]].double()
         terms[rows] = names.add_up(centred[rows].double() * weight)
     strange = torch.tensor([reason == UNLIKE for reason in decision.reason], dtype=torch.bool, device=mine.device)
-    squares = names.add_up((centred[strange].double() * scores.norm.double()).square())
+    squares = names.add_up(scores.squares(centred[strange].double()))
     unlike = torch.zeros_like(terms)
     unlike[strange] = squares / squares.sum(1, keepdim=True)
     nobody = decision.client == NOBODY

@@ -16,7 +16,7 @@ from feddrm.router.solver.problem import Scaler, Whitening
 class DesignMatrix:
     """One recipe's standardised features. ``rows`` has every client's samples where they are here.
 
-    A closed form needs no ``whitening``.
+    A closed form needs no ``whitening``, but the strangeness of a table's rows does.
     """
 
     recipe: Recipe

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from feddrm.router.features.decorrelated_inputs import DecorrelatedInputs, strangeness
 from feddrm.router.fit.cohort import Confidence, HeldOutRouter
 from feddrm.router.policy import RULES, Calibration, by_rule, client_slopes, conformal_threshold, solve_temperature
 from feddrm.router.query_drift import MOST_CLIENTS, drift_reference
@@ -53,11 +54,11 @@ class LocalHeldOut:
         logits, origin = _joined([logits for _, logits in self._held_out])
         return client_slopes(logits, origin, scale)
 
-    def confidence(self, temperature: float, log_prior: Tensor) -> Confidence:
+    def confidence(self, temperature: float, log_prior: Tensor, inputs: DecorrelatedInputs | None = None) -> Confidence:
         """Client by client: the weights of all samples over all clients may not fit in memory."""
         top: dict[str, list[Tensor]] = {rule: [] for rule in RULES}
         own: dict[str, list[Tensor]] = {rule: [] for rule in RULES}
-        strangeness, kept = [], []
+        strange, kept = [], []
         for number, held in enumerate(self._held_out):
             x, logits = test if len((test := self.test[number])[0]) else held
             logits = logits.double() / temperature
@@ -65,11 +66,11 @@ class LocalHeldOut:
                 log_weights = by_rule(logits, log_prior, rule)
                 top[rule].append(log_weights.exp().amax(1).cpu())
                 own[rule].append(log_weights[:, number])
-            strangeness.append(x.square().mean(1))
+            strange.append(strangeness(x, inputs))
             if len(log_prior) <= MOST_CLIENTS:
                 kept.append(logits)
-        strangest = max(float(x.square().mean(1).max()) for x, _ in self._held_out if len(x))
-        reference = drift_reference(torch.cat(kept), log_prior, torch.cat(strangeness)) if kept else None
+        strangest = max(float(strangeness(x, inputs).max()) for x, _ in self._held_out if len(x))
+        reference = drift_reference(torch.cat(kept), log_prior, torch.cat(strange)) if kept else None
         tops, owns = ({rule: torch.cat(parts) for rule, parts in side.items()} for side in (top, own))
         return Confidence(tops, owns, strangest, reference)
 
@@ -86,10 +87,10 @@ def _joined(logits: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     return torch.cat(list(logits)).double(), torch.cat(origin)
 
 
-def calibrate(held_out: HeldOutRouter, log_prior: Tensor) -> Calibration:
-    """The calibration of a router."""
+def calibrate(held_out: HeldOutRouter, log_prior: Tensor, inputs: DecorrelatedInputs | None = None) -> Calibration:
+    """The calibration of a router whose strangeness is measured on these inputs."""
     temperature = solve_temperature(held_out.slopes)
-    weights = held_out.confidence(temperature, log_prior)
+    weights = held_out.confidence(temperature, log_prior, inputs)
     confidence: dict[str, tuple[float, ...]] = {}
     conformal: dict[str, float] = {}
     for rule in RULES:

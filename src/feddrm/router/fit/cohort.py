@@ -19,6 +19,7 @@ from feddrm.methods import Tensors
 from feddrm.models import Net
 from feddrm.moments.score_test import SampleMoments
 from feddrm.router.features.base import Recipe
+from feddrm.router.features.decorrelated_inputs import DecorrelatedInputs
 from feddrm.router.features.design_matrix import DesignMatrix
 from feddrm.router.fit.ridge_path import Chosen
 from feddrm.router.settings import Holdout
@@ -98,7 +99,7 @@ class Confidence:
 
     top: Mapping[str, Tensor]  # weight of every sample's best client
     own: Mapping[str, Tensor]  # log-weight of every sample's own client
-    strangest: float  # the largest mean square of a held-out sample's standardised features
+    strangest: float  # the largest strangeness of a held-out sample
     reference: SampleMoments | None = None  # for drift; None where the samples are elsewhere
 
 
@@ -129,8 +130,11 @@ class HeldOutRouter(Protocol):
     def slopes(self, scale: float) -> ClientSums:
         """Slope and curvature of the held-out loss at an inverse temperature."""
 
-    def confidence(self, temperature: float, log_prior: Tensor) -> Confidence:
-        """Weights of test samples by every rule; of the held-out ones of a client without test samples."""
+    def confidence(self, temperature: float, log_prior: Tensor, inputs: DecorrelatedInputs | None = None) -> Confidence:
+        """Weights of test samples by every rule; of the held-out ones of a client without test samples.
+
+        ``inputs`` are those that the strangeness is measured on.
+        """
 
 
 class Corrections(Protocol):

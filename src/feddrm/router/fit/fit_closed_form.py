@@ -13,6 +13,7 @@ from torch import Tensor
 from feddrm.methods import ClosedFormMethod, Tensors
 from feddrm.moments import Moments, MomentTarget, ridge_head, squared_loss
 from feddrm.router.features.base import Recipe, possible_features
+from feddrm.router.features.decorrelated_inputs import DecorrelatedInputs
 from feddrm.router.features.design_matrix import DesignMatrix
 from feddrm.router.fit.cohort import Facts, FitRequest, Trunk
 from feddrm.router.fit.feature_blocks import BlockChooser, FeatureBlock
@@ -169,7 +170,9 @@ class ClosedForm:
         key = block.recipe.name
         if len(block.recipe.features) > 1 or key not in self.designs:
             count = total.counts.sum()
-            whitening = Whitening.of({"moments": total.scatter, "count": count}) if self.method.polish else None
+            facts = self.cohort.facts
+            wanted = self.method.polish or (key == "raw" and DecorrelatedInputs.known(facts.shape, facts.samples))
+            whitening = Whitening.of({"moments": total.scatter, "count": count}) if wanted else None
             self.designs[key] = self.cohort.standardised(block.recipe, block.scaler, whitening)
         return self.designs[key]
 

@@ -22,7 +22,8 @@ from feddrm.errors import FeddrmError
 from feddrm.evaluation import Queries
 from feddrm.models import Net
 from feddrm.router.artifact import TASK, Artifact, load_heads, load_router, make_artifact, read_manifest
-from feddrm.router.features.base import Leaves, Recipe, possible_features
+from feddrm.router.features.base import Leaves, Recipe, part_widths, possible_features
+from feddrm.router.features.decorrelated_inputs import DecorrelatedInputs
 from feddrm.router.features.design_matrix import DesignMatrix
 from feddrm.router.fit.calibration import calibrate
 from feddrm.router.fit.cohort import Cohort, Facts, HeldOutRouter, Trunk
@@ -220,7 +221,8 @@ def assemble_router(
 ) -> Router:
     """The router with a fitted point, calibrated on held-out samples. ``measured`` are all features of the fit."""
     facts, like, recipe = cohort.facts, cohort.like, design.recipe
-    calibration = calibrate(held_out, facts.log_prior)
+    decorrelated = decorrelated_inputs(cohort, trunk, design)
+    calibration = calibrate(held_out, facts.log_prior, decorrelated)
     if facts.query_views.crops:  # queries are not cropped at random, so they would always differ
         calibration = replace(calibration, reference=None)
     return Router(
@@ -242,7 +244,18 @@ def assemble_router(
         usual=_usual(cohort, measured, design),
         query_views=facts.query_views,
         means=torch.stack([rows.mean(0) for rows in design.rows]) if design.rows else None,
+        decorrelated=None if decorrelated is None else decorrelated.to(like),
     )
+
+
+def decorrelated_inputs(cohort: Cohort, trunk: Trunk, design: DesignMatrix) -> DecorrelatedInputs | None:
+    """The decorrelated inputs of a table; None where they are not known."""
+    shape = cohort.facts.shape
+    if not DecorrelatedInputs.known(shape, cohort.facts.samples):
+        return None
+    blank = torch.zeros(1, *shape, device=cohort.like.device)
+    net = trunk.net if design.recipe.needs else None
+    return DecorrelatedInputs.of(design, part_widths(design.recipe, net, trunk.leaves, blank))
 
 
 def _usual(cohort: Cohort, measured: Recipe, design: DesignMatrix) -> Scaler | None:
