@@ -295,5 +295,7 @@ def _with_interval(values: Tensor, widening: float | None, size: int | None = No
     bounds = torch.tensor([0.025, 0.975], dtype=torch.float64)
     low, high = values[1:].nanquantile(bounds).tolist()
     if widening != 1:
-        low, high = max(0.0, value - widening * (value - low)), min(value + widening * (high - value), max(1.0, high))
+        # The resamples of a calibration error may all lie above it: no end moves towards the other.
+        low, most = max(0.0, min(low, value - widening * (value - low))), max(1.0, high)
+        high = min(max(high, value + widening * (high - value)), most)
     return {"value": value, "interval": [low, high]}
