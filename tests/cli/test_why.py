@@ -60,5 +60,11 @@ def test_why_is_a_sentence_for_every_query_and_all_terms_in_json(
         assert why["rest"] == 0
     assert "why" not in json.loads(call(capsys, *words, "--json")[1])[0]
     assert call(capsys, *words)[1].splitlines()[-2].split()[:3] == [str(clinics / "patients.csv,"), "row", "3"]
+    one_over = call(capsys, *words, "--why", "--over", "lima")[1].splitlines()[-2:]
+    assert one_over == [first, second], (
+        "of two clients the other is the runner-up; a chosen one is not compared with itself"
+    )
+    assert_one_line(call(capsys, *words, "--why", "--over", "lyma"), 1, "unknown client 'lyma'; did you mean 'lima'?")
+    assert_one_line(call(capsys, *words, "--over", "lima"), 2, "give --why, too")
     refused_rule = call(capsys, *words, "--why", "--rule", "competence")
     assert_one_line(refused_rule, 1, "this router knows no client's competence")

@@ -22,7 +22,16 @@ from sklearn.metrics import (
 from torch import Tensor
 
 from feddrm.evaluation import Predictions, answer_metrics, class_confusion, own_answers
-from feddrm.evaluation.answer_metrics import REPLICATES, SCORE_BINS, _resamples, answer_sums, metrics_of_sums
+from feddrm.evaluation.answer_metrics import (
+    REPLICATES,
+    SCORE_BINS,
+    _resamples,
+    _widening,
+    _with_interval,
+    answer_sums,
+    metrics_of_sums,
+    sampling_units,
+)
 
 NAMES = ("oslo", "lima", "kyoto")
 COUNTED = ("accuracy", "balanced_accuracy", "macro_f1", "worst_client")
@@ -110,7 +119,7 @@ def test_what_one_class_leaves_undefined_is_none() -> None:
 
 def test_resamples_draw_every_clients_samples_with_replacement() -> None:
     origin = torch.tensor([2, 0, 0, 2, 1, 2])
-    weights = torch.cat(list(_resamples(origin)), dim=1)
+    weights = torch.cat(list(_resamples(origin, torch.arange(6))), dim=1)
     assert weights.shape == (6, 1 + REPLICATES)
     assert weights[:, 0].tolist() == [1] * 6
     for client, size in enumerate([2, 1, 3]):
@@ -228,3 +237,70 @@ def test_own_answers_are_those_of_each_samples_client() -> None:
     answers = own_answers(Predictions(logits, torch.zeros(6, dtype=torch.int64), origin))
     for i, client in enumerate(origin.tolist()):
         assert torch.equal(answers[i], logits[client, i].double().log_softmax(0))
+
+
+def grouped(subjects: int, each: int, clients: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    """Whether samples are right, their clients and subjects: of half the subjects all are right."""
+    chance = torch.tensor([1.0, 0.6], dtype=torch.float64)
+    kind = torch.randint(2, (clients * subjects,), generator=generator).repeat_interleave(each)
+    right = torch.rand(len(kind), generator=generator, dtype=torch.float64) < chance[kind]
+    origin = torch.arange(clients).repeat_interleave(subjects * each)
+    return right, origin, torch.arange(subjects).repeat_interleave(each).repeat(clients)
+
+
+def test_subjects_of_one_sample_each_change_no_figure() -> None:
+    answers, labels, origin = made(3)
+    numbers = torch.randperm(len(labels), generator=torch.Generator().manual_seed(5))
+    assert answer_metrics(answers, labels, origin, NAMES, numbers) == answer_metrics(answers, labels, origin, NAMES)
+
+
+def test_resamples_draw_whole_subjects() -> None:
+    origin, subject = torch.tensor([1, 0, 0, 1, 1, 0, 0, 1]), torch.tensor([7, 7, 3, 2, 7, 3, 9, 2])
+    unit = sampling_units(origin, subject)
+    assert unit.tolist() == [0, 1, 2, 3, 0, 2, 4, 3]
+    weights = torch.cat(list(_resamples(origin, unit)), dim=1)
+    assert weights[:, 0].tolist() == [1] * 8
+    for one, other in ((0, 4), (2, 5), (3, 7)):
+        assert torch.equal(weights[one], weights[other])
+    assert (weights[[0, 3]].sum(0) == 2).all()
+    assert (weights[[1, 2, 6]].sum(0) == 3).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("subjects", "clients"), [(6, 2), (10, 1), (8, 3)])
+def test_intervals_by_subject_hold_the_truth_as_often_as_they_say(subjects: int, clients: int) -> None:
+    """The truth is 80 %. Intervals that take the twelve samples of a subject as independent hold it too rarely."""
+    generator = torch.Generator().manual_seed(1)
+    held, times = [0, 0], 200
+    for _ in range(times):
+        right, origin, subject = grouped(subjects, 12, clients, generator)
+        for way, whose in enumerate((subject, None)):
+            unit = sampling_units(origin, whose)
+            parts = [right.double() @ weights / len(right) for weights in _resamples(origin, unit)]
+            figure = _with_interval(torch.cat(parts), _widening(origin, unit))
+            assert figure is not None
+            held[way] += figure["interval"][0] <= 0.8 <= figure["interval"][1]
+    assert 0.91 <= held[0] / times <= 0.98
+    assert held[1] / times < 0.8
+
+
+def test_of_one_subject_alone_there_is_no_interval() -> None:
+    right, origin, subject = grouped(5, 8, 2, torch.Generator().manual_seed(2))
+    answers = torch.where(right[:, None], torch.tensor([0.8, 0.2]), torch.tensor([0.3, 0.7])).double().log()
+    labels = torch.zeros_like(origin)
+    subject[origin == 0] = 4
+    metrics = answer_metrics(answers, labels, origin, NAMES[:2], subject)
+    plain = answer_metrics(answers, labels, origin, NAMES[:2])
+    assert metrics["accuracy"] == {"value": plain["accuracy"]["value"], "interval": None}
+    own = origin == 1
+    other = answer_metrics(answers[own], labels[own], origin[own] * 0, NAMES[1:2], subject[own])
+    assert other["accuracy"]["interval"] is not None
+    alone = answer_metrics(answers[~own], labels[~own], origin[~own], NAMES[:1], subject[~own])
+    assert alone["worst_client"] == {"name": NAMES[0], "value": alone["accuracy"]["value"], "interval": None}
+
+
+def test_shares_of_all_samples_count_subjects() -> None:
+    answers, labels = torch.tensor([[0.1, 0.9]], dtype=torch.float64).log().expand(12, 2), torch.ones(12).long()
+    metrics = answer_metrics(answers, labels, torch.zeros(12).long(), ["one"], torch.arange(3).repeat_interleave(4))
+    low, high = binomtest(3, 3).proportion_ci(method="wilson")
+    assert metrics["accuracy"] == {"value": 1, "interval": pytest.approx([low, high])}

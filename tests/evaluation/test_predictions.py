@@ -47,6 +47,19 @@ class TestRefused:
 
 
 class TestPooledTestSet:
+    def test_it_knows_the_subjects_of_samples(self, digits: Federation) -> None:
+        assert pool(digits).subject is None
+        first, *others = digits.clients
+        numbers = torch.arange(len(first.test)) // 3
+        fed = replace(digits, clients=(replace(first, test=replace(first.test, subject=numbers)), *others))
+        test = pooled_queries(fed, crop=False, seed=0, round=1)
+        expected = [numbers, *(torch.arange(len(client.test)) for client in others)]
+        assert test.subject is not None
+        assert torch.equal(test.subject, torch.cat(expected))
+        parts = [part.subject for part in test.parts(7)]
+        assert torch.equal(torch.cat([part for part in parts if part is not None]), test.subject)
+        assert pooled_queries(fed, crop=False, seed=0, round=1, clients=[1, 2]).subject is None
+
     def test_every_sample_is_seen_by_its_own_client(self, digits: Federation) -> None:
         test = pool(digits)
         assert test.x.dtype == torch.float32

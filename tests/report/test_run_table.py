@@ -108,6 +108,20 @@ def test_csv_round_trips(three: RunTable) -> None:
     assert [row["finished"] for row in rows] == ["True", "True", "False"]
 
 
+def test_a_metric_without_an_interval_says_why(make_run: MakeRun) -> None:
+    folder = make_run("one", metrics=True)
+    summary = json.loads((folder / "summary.json").read_text())
+    summary["metrics"]["own"]["accuracy"]["interval"] = None
+    (folder / "summary.json").write_text(json.dumps(summary))
+    table = report_table([folder])
+    metrics = table.metric_table()
+    assert metrics is not None
+    shown = {row.cells[0].text: row.cells[1].formatted(str, "{}") for row in metrics.rows}
+    assert shown["own: accuracy"] == "80.00 (no interval: one subject)"
+    (row,) = csv.DictReader(io.StringIO(table.csv()))
+    assert [row[f"metrics.own.accuracy.{part}"] for part in ("value", "low", "high")] == ["0.8", "", ""]
+
+
 def test_metrics_of_the_answers_have_a_table_of_their_own(make_run: MakeRun, make_seeds: MakeSeeds) -> None:
     old = report_table([make_run("old")])
     assert old.metric_table() is None

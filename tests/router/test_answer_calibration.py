@@ -101,6 +101,19 @@ def test_a_sample_takes_no_part_in_the_calibration_it_is_measured_with() -> None
     assert (after.log_classes[0] != held_out.log_classes[0]).any(1)[origin == 0].sum() == 24
 
 
+def test_a_subject_s_samples_are_calibrated_without_each_other() -> None:
+    logits, labels = overconfident(60, 3.0)
+    origin = torch.zeros(60, dtype=torch.int64)
+    subject = torch.arange(20).repeat(3)
+    changed = torch.where(subject == 4, (labels + 1) % 3, labels)
+    before, after = (HeldOutAnswers.of(logits[None], y, origin, subject)[1].log_classes[0] for y in (labels, changed))
+    assert torch.equal(before[subject == 4], after[subject == 4])
+    assert (before != after).any(1).sum() == 48, "all but its own fold of four subjects"
+    plain, by_number = (HeldOutAnswers.of(logits[None], labels, origin, s)[1] for s in (None, torch.arange(60)))
+    assert torch.equal(plain.log_classes, by_number.log_classes)
+    assert torch.equal(plain.p_values, by_number.p_values)
+
+
 def test_a_temperature_changes_how_sure_an_answer_is_and_not_the_answer() -> None:
     logits, labels = overconfident(4000, 3.0)
     origin = torch.zeros(4000, dtype=torch.int64)

@@ -148,7 +148,7 @@ def test_coverage_is_measured_on_the_queries_that_the_option_answers(router, ima
 def test_conformal_sets_are_counted_by_rule_and_miss():
     log_weights = torch.tensor([[0.7, 0.3], [0.4, 0.6]]).log()
     older = Calibration(conformal={"density_0.1": 0.5, "density_0.2": 0.25})
-    counted = _conformal(older, "density", log_weights[:, :1], log_weights.split(1))
+    counted = _conformal(older, "density", log_weights[:, :1], torch.arange(2), log_weights.split(1))
     assert counted == {"density_0.1": {"covered": 0.5, "size": 1.0}, "density_0.2": {"covered": 1.0, "size": 2.0}}
 
 
@@ -156,9 +156,13 @@ def test_sets_whose_threshold_comes_from_the_same_samples_are_counted_without_th
     own = torch.tensor([0.9, 0.5, 0.6, 0.7, 0.8], dtype=torch.float64)  # one sample per part
     log_weights = torch.stack([own, 1 - own], dim=1).log()
     calibration = Calibration(conformal={"density_0.2": 0.5}, tested=True)
-    counted = _conformal(calibration, "density", log_weights[:, :1], [log_weights])
+    counted = _conformal(calibration, "density", log_weights[:, :1], torch.arange(5), [log_weights])
     # Of four others, the lowest is the threshold. Only the lowest sample of all lies below that of its others.
     assert counted["density_0.2"]["covered"] == pytest.approx(0.8)
+    # The two lowest are of one subject, so both lie below the threshold of the others.
+    calibration, unit = Calibration(conformal={"density_0.25": 0.5}, tested=True), torch.tensor([0, 1, 1, 2, 3])
+    counted = _conformal(calibration, "density", log_weights[:, :1], unit, [log_weights])
+    assert counted["density_0.25"]["covered"] == pytest.approx(0.6)
 
 
 @pytest.mark.parametrize("block", [1, 7, 2**19])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -47,6 +49,24 @@ def test_one_view_is_what_training_and_the_fit_have_measured(fitted: Path, feder
         later = {rule: value["mean"] for rule, value in summary[kind].items() if rule not in last[kind]}
         assert {rule: measured[kind][rule] for rule in later} == pytest.approx(later)
         assert len(later) >= 2
+
+
+def test_intervals_draw_the_subjects_of_test_samples(tmp_path: Path) -> None:
+    rows = np.random.default_rng(1).normal(size=(240, 4))
+    labels = rows[:, 0] + np.random.default_rng(2).normal(size=240) > 0
+    given = {name: (rows + shift, labels, np.arange(240) // 8) for name, shift in (("oslo", 0), ("lima", 1))}
+    federation = Federation.from_arrays(given)
+    run = train(federation, "fedavg", out=tmp_path / "run", **SMALL)
+    run.fit_router(federation, **QUICK_FIT)
+    summary, measured = run.summary, run.evaluate(federation)
+    assert summary is not None
+    assert measured["metrics"] == summary["metrics"]
+    tests = [replace(client, test=replace(client.test, subject=None)) for client in federation.clients]
+    plain = run.evaluate(replace(federation, clients=tuple(tests)))["metrics"]
+    for whose in ("own", "system"):
+        found, other = summary["metrics"][whose]["accuracy"], plain[whose]["accuracy"]
+        assert found["value"] == other["value"]
+        assert found["interval"] != other["interval"]
 
 
 def test_where_all_answers_are_too_large_the_figures_of_one_client_asked_stay(

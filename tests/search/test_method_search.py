@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from feddrm.data import load
 from feddrm.methods import FedDRM
@@ -66,6 +68,19 @@ def test_the_usual_settings_are_kept_within_one_standard_error(more: float, pick
     assert ("Keep the usual settings, lr=0.05" in found.verdict()) == (picked == 0.05)
     if picked == 0.05:
         assert f"lr=0.1 is better by only {100 * more * error:.2f} points, at a standard error of" in found.verdict()
+
+
+def test_a_standard_error_counts_subjects() -> None:
+    found = search()
+    pairs = tuple(
+        replace(client, test=replace(client.test, subject=torch.arange(len(client.test)) // 2))
+        for client in FEDERATION.clients
+    )
+    subjects = sum((len(client.test) + 1) // 2 for client in FEDERATION.clients)
+    found = replace(found, task=replace(found.task, federation=replace(FEDERATION, clients=pairs)))
+    for round in (2, 8):
+        score(found, round, 0.2, 0.49, 0.5, 0.4)
+    assert f"at a standard error of {100 * (0.5 * 0.5 / subjects) ** 0.5:.2f}." in found.verdict()
 
 
 def test_without_the_usual_settings_the_best_score_counts() -> None:

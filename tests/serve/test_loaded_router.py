@@ -55,23 +55,25 @@ def test_queries_of_one_batch_get_the_decisions_they_would_get_alone(router: Rou
 
 
 def test_explanations_are_for_the_queries_that_ask(router: Router, images: torch.Tensor) -> None:
-    def ask(kind: str, x: np.ndarray, rule: str, why: bool) -> RouterQuery:  # type: ignore[type-arg]
+    def ask(kind: str, x: np.ndarray, rule: str, why: str | None) -> RouterQuery:  # type: ignore[type-arg]
         return RouterQuery(kind, x, rule, 1.0, ALL, 0.5, why)
 
     features = router.features(images).numpy()
     queries = [
-        ask("inputs", images[:3].numpy(), "density", True),
-        ask("inputs", images[:3].numpy(), "density", False),
-        ask("features", features[2:6], "posterior", True),
-        ask("inputs", images[3:8].numpy(), "density", True),
+        ask("inputs", images[:3].numpy(), "density", ""),
+        ask("inputs", images[:3].numpy(), "density", None),
+        ask("features", features[2:6], "posterior", ""),
+        ask("inputs", images[3:8].numpy(), "density", ""),
+        ask("inputs", images[:8].numpy(), "density", router.names[2]),
     ]
-    first, plain, by_features, second = decide(router, queries)
+    first, plain, by_features, second, named = decide(router, queries)
     assert plain.explanation is None
     whole = router.explain(images[:8]).as_dicts()
     for found, expected in (
         (first, whole[:3]),
         (second, whole[3:]),
         (by_features, router.explain(images[2:6], rule="posterior").as_dicts()),
+        (named, router.explain(images[:8], over=router.names[2]).as_dicts()),
     ):
         assert found.explanation is not None
         for own, other in zip(found.explanation.as_dicts(), expected, strict=True):
@@ -80,7 +82,7 @@ def test_explanations_are_for_the_queries_that_ask(router: Router, images: torch
             assert (own["client"], own["over"]) == (other["client"], other["over"])
             assert own["log_odds"] == pytest.approx(other["log_odds"], abs=1e-4)
     with refused("rule 'competence'", "choose rule density or posterior"):
-        decide(router, [ask("inputs", images[:3].numpy(), "competence", True)])
+        decide(router, [ask("inputs", images[:3].numpy(), "competence", "")])
 
 
 def test_costs_are_weighed_by_competence_alone(router: Router, images: torch.Tensor) -> None:

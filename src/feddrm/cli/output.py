@@ -43,6 +43,10 @@ Why = Annotated[
     bool,
     typer.Option("--why", help="Say what made the client likelier than the runner-up, in terms that add up exactly."),
 ]
+Over = Annotated[
+    str | None,
+    typer.Option(metavar="CLIENT", help="With --why: compare with this client, not with the runner-up."),
+]
 Views = Annotated[
     int | None, typer.Option(help="Average over this many crops and mirror images of a query (default: 1).")
 ]
@@ -126,6 +130,21 @@ def reason_text(decision: Mapping[str, Any]) -> str:
     """Why a decision abstains, with the values that cannot be."""
     flags = [f"{flag['column']} {flag['value']}: {flag['problem']}" for flag in decision.get("flags", ())]
     return f"{decision['reason']} ({'; '.join(flags)})" if flags else str(decision["reason"])
+
+
+def check_over(why: bool, over: str | None) -> None:
+    """Refuse the client to compare with where nothing is compared."""
+    if over is not None and not why:
+        raise SettingError(f"--over {over} names the client that --why compares with: give --why, too")
+
+
+def print_reasons(explained: Iterable[tuple[str, Mapping[str, Any] | None]]) -> None:
+    """Print a sentence for every named query that has a client: why it was chosen."""
+    from feddrm.rules.explanation_text import explanation_sentence
+
+    for name, entry in explained:
+        if entry is not None:
+            typer.echo(f"{name}: {explanation_sentence(entry)}")
 
 
 def client_cells(decision: Mapping[str, Any]) -> list[str]:

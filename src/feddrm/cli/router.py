@@ -17,11 +17,14 @@ from feddrm.cli.output import (
     JsonFlag,
     LabelMiss,
     MaxAway,
+    Over,
     Views,
     Why,
     Without,
+    check_over,
     client_cells,
     print_json,
+    print_reasons,
     print_table,
     read_costs,
     reason_text,
@@ -240,6 +243,7 @@ def route(
     ] = None,
     views: Views = None,
     why: Why = False,
+    over: Over = None,
     ignore: Ignored = None,
     json: JsonFlag = False,
 ) -> None:
@@ -250,12 +254,13 @@ def route(
     from feddrm.predictor.query_files import read_queries
     from feddrm.runs import Run
 
+    check_over(why, over)
     router = Run.open(run).router()
     x, names = read_queries(router, inputs, ignore or ())
     available = available_clients(router.names, without)
     options = given_settings(available=available, max_away=max_away, views=views, costs=read_costs(cost))
     decision = router.route(x, rule=rule, coverage=coverage, miss=miss, **options)
-    explained = router.explain_decision(decision, router.inputs(x)) if why else None
+    whys = router.explain_decision(decision, router.inputs(x), over=over).as_dicts() if why else []
     probability, fallback = decision.client_probability.tolist(), decision.fallback.tolist()
     margin, abstain = decision.margin.tolist(), decision.abstain.tolist()
     right = None if decision.right is None else decision.right_probability.tolist()
@@ -280,7 +285,6 @@ def route(
         for i, (name, client) in enumerate(zip(names, decision.client.tolist(), strict=True))
     ]
     if json:
-        whys = [] if explained is None else explained.as_dicts()
         print_json([{**a, "why": w} for a, w in zip(answers, whys, strict=True)] if whys else answers)
         return
     header = ["query", "client", "client probability", "margin", "abstains because"]
@@ -292,8 +296,7 @@ def route(
         header.append(f"one of, but for {miss:g}")
         rows = [[*row, ", ".join(a["within"]) or "-"] for row, a in zip(rows, answers, strict=True)]
     print_table(header, rows)
-    sentences = [] if explained is None else zip(names, explained.sentences(), strict=True)
-    typer.echo("".join(f"{name}: {sentence}\n" for name, sentence in sentences if sentence), nl=False)
+    print_reasons(zip(names, whys, strict=why))
 
 
 def predict(

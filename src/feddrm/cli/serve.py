@@ -16,10 +16,14 @@ from feddrm.cli.output import (
     JsonFlag,
     LabelMiss,
     MaxAway,
+    Over,
     Views,
+    Why,
     Without,
+    check_over,
     client_cells,
     print_json,
+    print_reasons,
     print_table,
     read_costs,
     reason_text,
@@ -243,6 +247,8 @@ def query(
     top: Annotated[
         int | None, typer.Option(help="Clients of a ranking in --json (default: all of up to 30, 10 of more).")
     ] = None,
+    why: Why = False,
+    over: Over = None,
     ignore: Annotated[
         list[str] | None, typer.Option(help="A column of the tables that is no input, such as an id; repeatable.")
     ] = None,
@@ -261,9 +267,13 @@ def query(
         raise SettingError("--csv and --json print the same answers: give one of them")
     if label_miss is not None and not predict:
         raise SettingError("--label-miss names labels, which clients are asked for: give --predict, too")
+    if csv and why:
+        raise SettingError("--why prints sentences, which are no csv: give --json, or leave out --csv")
+    check_over(why, over)
     options = given_settings(
-        rule=rule, coverage=coverage, without=without or None, max_away=max_away, label_miss=label_miss, top=top
-    )
+        rule=rule, coverage=coverage, without=without or None, max_away=max_away, label_miss=label_miss, top=top,
+        why=why or None, over=over,
+    )  # fmt: skip
     options |= {"consult": consult, "abstain": abstain} if predict else {}
     answers: list[dict[str, Any]] = []
     with GatewayClient(url, key, ca=ca) as gateway:
@@ -274,6 +284,20 @@ def query(
     if json:
         print_json(answers)
         return
+    header, rows = _query_table(answers, predict, label_miss)
+    if csv:
+        from feddrm.report.tables import to_csv
+
+        typer.echo(to_csv(header, rows), nl=False)
+        return
+    print_table(header, rows)
+    if why:
+        print_reasons((answer["query"], answer.get("route", answer)["why"]) for answer in answers)
+
+
+def _query_table(
+    answers: Sequence[dict[str, Any]], predict: bool, label_miss: float | None
+) -> tuple[list[str], list[list[str]]]:
     rows = []
     for answer in answers:
         route, label = answer.get("route", answer), []
@@ -286,13 +310,7 @@ def query(
         rows.append([answer["query"], *label, *client_cells(shown), reason_text(route), away])
     labels = ["label", "label probability"] if predict else []
     labels += [] if label_miss is None else [f"one of, but for {label_miss:g}"]
-    header = ["query", *labels, "client", "client probability", "abstains because", "away"]
-    if csv:
-        from feddrm.report.tables import to_csv
-
-        typer.echo(to_csv(header, rows), nl=False)
-    else:
-        print_table(header, rows)
+    return ["query", *labels, "client", "client probability", "abstains because", "away"], rows
 
 
 def _with_names(url: str, names: Sequence[str], answers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

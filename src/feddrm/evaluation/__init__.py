@@ -21,12 +21,20 @@ from feddrm.evaluation.accuracy import (
     vote,
     votes,
 )
-from feddrm.evaluation.answer_metrics import answer_metrics, class_confusion, own_answers
+from feddrm.evaluation.answer_metrics import answer_metrics, class_confusion, own_answers, sampling_units
 from feddrm.evaluation.answers_by_sample import AnswersBySample, head_routes, route, routed
 from feddrm.evaluation.collapse import LASTING, collapse_summary, collapsed_share, is_collapsed
 from feddrm.evaluation.concordance import average_c_index, c_index, survival_curves
 from feddrm.evaluation.cuda_replay import Replay
-from feddrm.evaluation.predictions import Execution, Predictions, Queries, pooled_queries, predict, predict_parts
+from feddrm.evaluation.predictions import (
+    Execution,
+    Predictions,
+    Queries,
+    pooled_queries,
+    pooled_subjects,
+    predict,
+    predict_parts,
+)
 from feddrm.evaluation.window import summarise
 from feddrm.rules import RULES
 
@@ -58,12 +66,14 @@ __all__ = [
     "own_answers",
     "per_client",
     "pooled_queries",
+    "pooled_subjects",
     "predict",
     "predict_parts",
     "route",
     "routed",
     "routed_predictions",
     "routes_accuracy",
+    "sampling_units",
     "summarise",
     "survival_curves",
     "system_accuracy",

@@ -1,8 +1,9 @@
 """Metrics of answers beside accuracy: balanced accuracy, F1, AUROC, Brier score, calibration error, the worst client.
 
 A metric is a function of the weights [N, R] of N samples. The first column is ones and gives the figure. The others are
-bootstrap resamples and give its 95 % interval. A site of a deployed federation sends :func:`answer_sums`. The server
-makes samples with the same counts of them, and computes the same metrics.
+bootstrap resamples and give its 95 % interval. Whole subjects are drawn: samples of one may depend on each other. A
+site of a deployed federation sends :func:`answer_sums`. The server makes samples with the same counts of them, and
+computes the same metrics.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from scipy.special import stdtrit
 from torch import Tensor
 
 from feddrm.evaluation.answers_by_sample import AnswersBySample
@@ -26,11 +28,14 @@ PART = 2**22  # weights in memory at a time
 Figures = dict[str, Tensor]  # a metric's values, one per column of the weights
 
 
-def answer_metrics(log_probabilities: Tensor, labels: Tensor, origin: Tensor, names: Sequence[str]) -> dict[str, Any]:
+def answer_metrics(
+    log_probabilities: Tensor, labels: Tensor, origin: Tensor, names: Sequence[str], subject: Tensor | None = None
+) -> dict[str, Any]:
     """The metrics of answers [N, K] to samples of the clients ``names``, each with its interval; None if undefined.
 
     Classes that no sample has are left out of means over classes; F1 counts those that an answer names, as zero. With
-    two classes the second one is the positive.
+    two classes the second one is the positive. ``subject`` [N] numbers whom each sample is of, within its client.
+    Where a client's several samples are of one subject, the interval is None.
     """
     probabilities, labels, origin = log_probabilities.detach().double().exp().cpu(), labels.cpu(), origin.cpu()
     classes = probabilities.shape[1]
@@ -46,7 +51,19 @@ def answer_metrics(log_probabilities: Tensor, labels: Tensor, origin: Tensor, na
             "ece": calibration_error(weights, confidence, predicted == labels),
         }
 
-    return _stated(_bootstrap(origin, measure), names, labels, origin)
+    unit = sampling_units(origin, subject)
+    return _stated(_bootstrap(origin, measure, unit), names, labels, origin, unit)
+
+
+def sampling_units(origin: Tensor, subject: Tensor | None) -> Tensor:
+    """The number of every sample's subject among those of all clients, by first sample. Without subjects, its own."""
+    rows = torch.arange(len(origin), device=origin.device)
+    if subject is None:
+        return rows
+    own = torch.unique(torch.stack([origin, subject.to(origin)], dim=1), dim=0, return_inverse=True)[1]
+    first = torch.full_like(rows, len(rows)).scatter_reduce_(0, own, rows, "amin")[own]
+    unit: Tensor = torch.unique(first, return_inverse=True)[1]
+    return unit
 
 
 def own_answers(predictions: Predictions | AnswersBySample) -> Tensor:
@@ -108,10 +125,11 @@ def metrics_of_sums(sums: Sequence[Mapping[str, Tensor]], names: Sequence[str]) 
             "ece": calibration_error(weights, confidence, side == 1),
         }
 
-    figures = _bootstrap(origin, measure)
+    unit = sampling_units(origin, None)
+    figures = _bootstrap(origin, measure, unit)
     aurocs = figures["auroc"]
     figures["auroc"] = torch.cat([aurocs[:, :1], aurocs[:, 1:].sort(1).values], dim=1).nanmean(0)
-    stated = _stated(figures, names, labels, origin)
+    stated = _stated(figures, names, labels, origin, unit)
     stated["brier"] = _brier_of(together["brier"], together["confusion"].sum((1, 2)))
     if stated["auroc"] is not None:
         stated["auroc"]["error_bound"] = float(torch.stack([_tied(table.sum(0)) for table in ranked]).nanmean())
@@ -199,46 +217,85 @@ def _samples(counts: Tensor) -> tuple[Tensor, ...]:
     return counts.nonzero().repeat_interleave(counts[counts > 0], dim=0).unbind(1)
 
 
-def _bootstrap(origin: Tensor, measure: Callable[[Tensor], Figures]) -> Figures:
-    parts = [measure(weights) for weights in _resamples(origin)]
+def _bootstrap(origin: Tensor, measure: Callable[[Tensor], Figures], unit: Tensor) -> Figures:
+    parts = [measure(weights) for weights in _resamples(origin, unit)]
     return {name: torch.cat([part[name] for part in parts], dim=-1) for name in parts[0]}
 
 
-def _resamples(origin: Tensor) -> Iterator[Tensor]:
-    """Weights [N, r]: the samples as they are, then resamples with replacement within every client."""
-    order = origin.argsort(stable=True)
-    sizes = torch.bincount(origin)
-    first, size = (values[origin[order]][:, None] for values in (sizes.cumsum(0) - sizes, sizes))
+def _resamples(origin: Tensor, unit: Tensor) -> Iterator[Tensor]:
+    """Weights [N, r]: the samples as they are, then resamples of whole units with replacement within every client."""
+    owner = _owners(origin, unit)
+    order = owner.argsort(stable=True)
+    sizes = torch.bincount(owner)
+    first, size = (values[owner[order]][:, None] for values in (sizes.cumsum(0) - sizes, sizes))
     yield torch.ones(len(origin), 1, dtype=torch.float64)
     generator = torch.Generator().manual_seed(0)
     rows = max(1, PART // len(origin))
     for begun in range(0, REPLICATES, rows):
         columns = min(rows, REPLICATES - begun)
-        drawn = torch.rand(len(origin), columns, dtype=torch.float64, generator=generator)
+        drawn = torch.rand(len(owner), columns, dtype=torch.float64, generator=generator)
         picked = order[first + (drawn * size).long()]
-        yield torch.zeros_like(drawn).scatter_add_(0, picked, torch.ones_like(drawn))
+        yield torch.zeros_like(drawn).scatter_add_(0, picked, torch.ones_like(drawn))[unit]
 
 
-def _stated(figures: Figures, names: Sequence[str], labels: Tensor, origin: Tensor) -> dict[str, Any]:
+def _owners(origin: Tensor, unit: Tensor) -> Tensor:
+    """The client of every unit."""
+    return origin.new_empty(int(unit.max()) + 1).scatter_(0, unit, origin)
+
+
+def _widening(origin: Tensor, unit: Tensor) -> float | None:
+    """By what factor an interval is wider than the bootstrap's, because few subjects show less of their spread.
+
+    The t quantile and the divisor of a variance are those of the subjects, relative to those of as many samples: the
+    factor is 1 if every subject has one sample. None if a client's several samples are of one subject.
+    """
+    owner = _owners(origin, unit)
+    samples, units = torch.bincount(origin), torch.bincount(owner)
+    if len(owner) == len(origin):
+        return 1.0
+    if bool(((units == 1) & (samples > 1)).any()):
+        return None
+    clients = int((units > 0).sum())
+
+    def reach(count: int) -> float:
+        free = count - clients
+        return float(stdtrit(free, 0.975)) * math.sqrt(count / free)
+
+    return reach(len(owner)) / reach(len(origin))
+
+
+def _stated(figures: Figures, names: Sequence[str], labels: Tensor, origin: Tensor, unit: Tensor) -> dict[str, Any]:
     """Plain values for ``summary.json``. The interval of the worst client is that of the client with this name."""
     clients = figures.pop("clients")
     worst = int(clients[:, 0].nan_to_num(math.inf).argmin())
-    sizes = {"accuracy": len(labels), "sensitivity": int((labels == 1).sum()), "specificity": int((labels == 0).sum())}
-    stated = {name: _with_interval(values, sizes.get(name)) for name, values in figures.items()}
-    least = _with_interval(clients[worst], int((origin == worst).sum()))
+    shares = {"accuracy": labels >= 0, "sensitivity": labels == 1, "specificity": labels == 0}
+    sizes = {name: int(torch.bincount(unit[rows]).count_nonzero()) for name, rows in shares.items()}
+    widening = _widening(origin, unit)
+    stated = {name: _with_interval(values, widening, sizes.get(name)) for name, values in figures.items()}
+    own = origin == worst
+    own_unit = torch.unique(unit[own], return_inverse=True)[1]
+    alone = _widening(origin[own], own_unit)
+    least = _with_interval(clients[worst], alone, int(own_unit.max()) + 1)
     return {**stated, "worst_client": {"name": names[worst], **(least or {})}}
 
 
-def _with_interval(values: Tensor, size: int | None = None) -> dict[str, Any] | None:
-    """The figure and its bootstrap interval. A share of ``size`` samples that is 0 or 1 is so in every resample, too.
+def _with_interval(values: Tensor, widening: float | None, size: int | None = None) -> dict[str, Any] | None:
+    """The figure and its bootstrap interval. A share of ``size`` subjects that is 0 or 1 is so in every resample, too.
 
-    Its interval is Wilson's.
+    Its interval is Wilson's. Without a ``widening``, nothing is known of the spread: there is no interval.
     """
     if not bool(values[0].isfinite()):
         return None
     value = float(values[0])
+    if widening is None:
+        return {"value": value, "interval": None}
     if size and value in (0.0, 1.0):
         reach = NORMAL**2 / (size + NORMAL**2)
         return {"value": value, "interval": [0.0, reach] if value == 0 else [1 - reach, 1.0]}
     bounds = torch.tensor([0.025, 0.975], dtype=torch.float64)
-    return {"value": value, "interval": values[1:].nanquantile(bounds).tolist()}
+    low, high = values[1:].nanquantile(bounds).tolist()
+    if widening != 1:
+        # The resamples of a calibration error may all lie above it: no end moves towards the other.
+        low, most = max(0.0, min(low, value - widening * (value - low))), max(1.0, high)
+        high = min(max(high, value + widening * (high - value)), most)
+    return {"value": value, "interval": [low, high]}

@@ -30,12 +30,14 @@ class Queries:
     labels: Tensor
     origin: Tensor  # the number of the sample's client
     views: QueryViews = field(default_factory=QueryViews)
+    subject: Tensor | None = None  # numbers whom each sample is of, within its client; None: each is of its own
 
     def parts(self, size: int) -> Iterator[Queries]:
         """The same queries, ``size`` at a time."""
         for start in range(0, len(self.labels), size):
             part = slice(start, start + size)
-            yield Queries(self.x[part], self.labels[part], self.origin[part], self.views)
+            subject = None if self.subject is None else self.subject[part]
+            yield Queries(self.x[part], self.labels[part], self.origin[part], self.views, subject)
 
 
 class Predictions(NamedTuple):
@@ -105,7 +107,7 @@ def pooled_queries(  # noqa: PLR0913 (what the crops depend on, and how they are
         if clients is not None:
             chosen = torch.isin(owners, torch.tensor(numbers, device=owners.device))
             x, y, owners = x[chosen], y[chosen], owners[chosen]
-        return Queries(pool.network_input(x, owners, places), y, owners, averaged)
+        return Queries(pool.network_input(x, owners, places), y, owners, averaged, pooled_subjects(federation, numbers))
 
     def prepare(number: int) -> tuple[Tensor, Tensor, Tensor]:
         client = federation.clients[number]
@@ -115,7 +117,15 @@ def pooled_queries(  # noqa: PLR0913 (what the crops depend on, and how they are
     with thread_map(workers) as spread:
         parts = list(spread(prepare, numbers))
     x, labels, origin = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
-    return Queries(x, labels, origin, averaged)
+    return Queries(x, labels, origin, averaged, pooled_subjects(federation, numbers))
+
+
+def pooled_subjects(federation: Federation, clients: Sequence[int] | None = None) -> Tensor | None:
+    """Whom each of the pooled test samples is of, as a number within its client; None if no client has subjects."""
+    tests = [federation.clients[number].test for number in (range(len(federation)) if clients is None else clients)]
+    if all(test.subject is None for test in tests):
+        return None
+    return torch.cat([torch.arange(len(test)) if test.subject is None else test.subject for test in tests])
 
 
 def predict(

@@ -119,7 +119,10 @@ class Score:
 
 @dataclass(frozen=True)
 class AnswerMetric:
-    """One metric of the answers: of one run with its bootstrap interval, of several seeds with their deviation."""
+    """One metric of the answers: of one run with its bootstrap interval, of several seeds with their deviation.
+
+    Without either, a client's several test samples are of one subject.
+    """
 
     value: float
     interval: tuple[float, float] | None = None
@@ -137,6 +140,7 @@ class AnswerMetric:
             f"[{figure(self.interval[0])}, {figure(self.interval[1])}]" if self.interval is not None else "",
             f"± {figure(self.std)}" if self.std is not None else "",
             self.name,
+            "(no interval: one subject)" if self.interval is None and self.std is None else "",
             f"(error at most {figure(self.error_bound)})" if self.error_bound is not None else "",
         ]
         return figure(self.value), " ".join(filter(None, notes))

@@ -294,14 +294,22 @@ def _read_metrics(listed: Any, path: Path) -> Metrics:
             value = read_number(parts.get("value"), path, what)
             if value is None or answers not in ANSWERS or name not in METRIC_LABELS:
                 continue
-            interval = parts.get("interval")
-            bounds = [read_number(bound, path, what) for bound in interval] if isinstance(interval, list) else []
-            if len(bounds) != 2 or bounds[0] is None or bounds[1] is None:
-                raise broken_run(path, f"{what} should have an interval of two numbers")
+            interval = _read_interval(parts, path, what)
             error = read_number(parts.get("error_bound"), path, what)
             client = str(parts.get("name", ""))
-            metrics[answers, name] = AnswerMetric(value, (bounds[0], bounds[1]), name=client, error_bound=error)
+            metrics[answers, name] = AnswerMetric(value, interval, name=client, error_bound=error)
     return metrics
+
+
+def _read_interval(parts: Mapping[str, Any], path: Path, what: str) -> tuple[float, float] | None:
+    """None if the run says that there is none."""
+    interval = parts.get("interval", ())
+    if interval is None:
+        return None
+    bounds = [read_number(bound, path, what) for bound in interval] if isinstance(interval, list) else []
+    if len(bounds) != 2 or bounds[0] is None or bounds[1] is None:
+        raise broken_run(path, f"{what} should have an interval of two numbers")
+    return bounds[0], bounds[1]
 
 
 def _read_confusion(evaluation: Mapping[str, Any], path: Path, key: str, size: int | None = None) -> Confusion:

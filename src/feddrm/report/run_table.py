@@ -23,7 +23,8 @@ SENT_KEYS = ("bytes_per_client_and_round", "bytes_total")
 SENT_CAPTION = "; MB (a million bytes) are the tensors of the rounds, from the server and to it"
 METRICS_CAPTION = (
     "Metrics of the answers after the last round, in percent (the Brier score as it is), pooled over all test samples. "
-    "In brackets: 95 % bootstrap intervals, resampled within every client; ± is the standard deviation over seeds."
+    "In brackets: 95 % bootstrap intervals, resampled within every client by subject (without subjects, by sample); "
+    "± is the standard deviation over seeds."
 )
 DIFFERENCES = (
     "Paired differences in percentage points on the same seeds and data: mean and 95 % t interval. Figures over "

@@ -117,24 +117,32 @@ class HeldOutAnswers:
     p_values: Tensor
 
     @classmethod
-    def of(cls, logits: Tensor, labels: Tensor, origin: Tensor) -> tuple[list[AnswerCalibration], HeldOutAnswers]:
+    def of(
+        cls, logits: Tensor, labels: Tensor, origin: Tensor, subject: Tensor | None = None
+    ) -> tuple[list[AnswerCalibration], HeldOutAnswers]:
         """Every client's calibration, and the held-out answers.
 
         ``logits`` [m, N, K] are those of all clients' heads. A client's calibration depends on its own samples alone.
+        ``subject`` [N] numbers whom each sample is of, within its client: folds have whole subjects.
         """
         kept, all_answers = [], cls(torch.empty_like(logits), torch.empty_like(logits))
         for i, scores in enumerate(logits):
-            calibration, own = cls.of_client(i, scores, labels, (origin == i).nonzero()[:, 0])
+            rows = (origin == i).nonzero()[:, 0]
+            whom = None if subject is None else subject[rows.cpu()]
+            calibration, own = cls.of_client(i, scores, labels, rows, whom)
             kept.append(calibration)
             all_answers.log_classes[i], all_answers.p_values[i] = own.log_classes, own.p_values
         return kept, all_answers
 
     @classmethod
     def of_client(
-        cls, client: int, logits: Tensor, labels: Tensor, own: Tensor
+        cls, client: int, logits: Tensor, labels: Tensor, own: Tensor, subject: Tensor | None = None
     ) -> tuple[AnswerCalibration, HeldOutAnswers]:
-        """The same of one client, from its logits [n, K] of some samples, all of ``own`` among them."""
-        part = FOLDS.draw(client, len(own), seed=0).to(own.device)
+        """The same of one client, from its logits [n, K] of some samples, all of ``own`` among them.
+
+        ``subject`` numbers whom its own samples are of.
+        """
+        part = FOLDS.draw(client, len(own), seed=0, subject=subject if len(own) else None).to(own.device)
         held_out = part == torch.arange(FOLDS.used, device=own.device)[:, None]
         seen = torch.cat([torch.ones_like(held_out[:1]), ~held_out])
         first, *others = _temperatures(logits[own], labels[own], seen)

@@ -22,6 +22,7 @@ from feddrm.evaluation import (
     routed,
     routed_predictions,
     routes_accuracy,
+    sampling_units,
     survival_curves,
     system_accuracy,
 )
@@ -69,7 +70,7 @@ def evaluate_router(
     """
     router, labels, origin = fitted.router, predictions.labels, predictions.origin
     columns, routed_by = _features(fitted, net, shared, test)
-    routing, by_origin = _routing(router, routed_by, origin, weights)
+    routing, by_origin = _routing(router, routed_by, test, weights)
     client = routing["client_accuracy"]
     logits = router.logits(routed_by).double()
     log_weights = {rule: by_rule(logits, router.log_prior, rule) for rule in RULES}
@@ -89,7 +90,7 @@ def evaluate_router(
     two = consult(log_weights["posterior"], published, 2)
     system["consult_2"] = system_accuracy(two.argmax(-1), labels)
     system["consult_all"] = system_accuracy(mixture.argmax(-1), labels)
-    trained, held_out = HeldOutAnswers.of(published, labels, origin)
+    trained, held_out = HeldOutAnswers.of(published, labels, origin, test.subject)
     calibrations = {"trained": trained}
     label_sets = {"trained": label_set_figures(held_out, log_weights["density"], labels)}
     log_classes = held_out.log_classes
@@ -112,7 +113,7 @@ def evaluate_router(
         client |= by_joint
         if Competence.name in chosen_by:
             system["refit_competence"] = system_accuracy(routed_predictions(own, chosen_by[Competence.name]), labels)
-        calibrations["refit"], held_out = HeldOutAnswers.of(own, labels, origin)
+        calibrations["refit"], held_out = HeldOutAnswers.of(own, labels, origin, test.subject)
         label_sets["refit"] = label_set_figures(held_out, log_weights["density"], labels)
         log_classes = held_out.log_classes
         del held_out
@@ -128,7 +129,7 @@ def evaluate_router(
             "coverage": _by_coverage(router, routed_by, routed_predictions(predictions.logits, chosen) == labels),
             "expected_right": expected_right,
         },
-        "metrics": answer_metrics(calibrated, labels, origin, router.names),
+        "metrics": answer_metrics(calibrated, labels, origin, router.names, test.subject),
         "class_confusion": class_confusion(calibrated.argmax(-1), labels, calibrated.shape[1]).tolist(),
         "calibrations": {kind: dict(zip(router.names, values, strict=True)) for kind, values in calibrations.items()},
     }
@@ -144,7 +145,7 @@ def evaluate_routed(
     """
     router, labels, origin = fitted.router, test.labels, test.origin
     columns, routed_by = _features(fitted, net, shared, test)
-    routing, by_origin = _routing(router, routed_by, origin, weights)
+    routing, by_origin = _routing(router, routed_by, test, weights)
     if isinstance(task, Survival):
         risks = {name: task.risk(task.answers(ask(routes).double())) for name, routes in by_origin.items()}
         return {**routing, "system_c_index": {name: c_index(risk, labels) for name, risk in risks.items()}}
@@ -170,7 +171,7 @@ def evaluate_routed(
             "answers": answers,
             "coverage": _by_coverage(router, routed_by, asked["exact_density"].argmax(-1) == labels),
         },
-        "metrics": answer_metrics(calibrated, labels, origin, router.names),
+        "metrics": answer_metrics(calibrated, labels, origin, router.names, test.subject),
         "class_confusion": class_confusion(calibrated.argmax(-1), labels, calibrated.shape[1]).tolist(),
         "calibrations": calibrations,
     }
@@ -186,13 +187,14 @@ def _features(fitted: FittedRouter, net: Net | None, shared: Leaves, test: Queri
 
 
 def _routing(
-    router: Router, features: Tensor, origin: Tensor, weights: Tensor
+    router: Router, features: Tensor, test: Queries, weights: Tensor
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """How well the router finds the client of every sample, and the clients that it chooses by every rule.
 
     Samples are taken in blocks: the weights of all of them over all clients may not fit in memory.
     """
-    rows = max(1, BLOCK[features.device.type] // router.clients)
+    rows, origin = max(1, BLOCK[features.device.type] // router.clients), test.origin.to(features.device)
+    unit = sampling_units(origin, test.subject)
 
     def blocks(rule: str) -> Iterator[tuple[Tensor, Tensor]]:
         for part in torch.split(features, rows):
@@ -209,7 +211,7 @@ def _routing(
             parts.append((chosen, log_weights.gather(1, clients[:, None]), top, best))
         chosen, own, top, best = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
         routes[f"exact_{rule}"], curves[rule] = chosen, reliability_of(top, best == origin)
-        conformal |= _conformal(router.calibration, rule, own, (weights for _, weights in blocks(rule)))
+        conformal |= _conformal(router.calibration, rule, own, unit, (weights for _, weights in blocks(rule)))
     return {
         "client_accuracy": {name: routes_accuracy(chosen, origin, weights) for name, chosen in routes.items()},
         "confusion": {
@@ -240,7 +242,8 @@ def _calibrated(
         rows = torch.cat([mine.nonzero()[:, 0], others])
         logits = torch.cat([own[mine], by_route[others]])
         first = torch.arange(int(mine.sum()), device=rows.device)
-        kept[name], held_out = HeldOutAnswers.of_client(client, logits, test.labels[rows], first)
+        subject = None if test.subject is None else test.subject[mine.cpu()]
+        kept[name], held_out = HeldOutAnswers.of_client(client, logits, test.labels[rows], first, subject)
         chosen = routes[rows] == client
         answers[rows[chosen]] = held_out.log_classes[chosen]
     return kept, answers
@@ -331,14 +334,15 @@ def _head_accuracies(
 
 
 def _conformal(
-    calibration: Calibration, rule: str, own: Tensor, blocks: Iterable[Tensor]
+    calibration: Calibration, rule: str, own: Tensor, unit: Tensor, blocks: Iterable[Tensor]
 ) -> dict[str, dict[str, float]]:
     """How often a rule's set holds the right client and how many clients it holds, by allowed miss.
 
     ``own`` [N, 1] are the log-weights of the samples' own clients, ``blocks`` those of all clients, block by block.
     Thresholds that come from these test samples are measured by parts in turn, each with a threshold of the others.
+    Samples of one ``unit``, a subject, are in one part.
     """
-    part, first = torch.arange(len(own), device=own.device) % FOLDS.parts, torch.zeros_like(own, dtype=torch.int64)
+    part, first = unit % FOLDS.parts, torch.zeros_like(own, dtype=torch.int64)
     least = {}
     for name, threshold in calibration.conformal.items():
         if name.rpartition("_")[0] == rule:

@@ -64,7 +64,8 @@ def evaluate_run(
     figures = {"round": state.round, **evaluate(outcomes, federation.weights, config.evaluation.ties)}
     if federation.task.classifies:
         answers = own_answers(outcomes)
-        figures["metrics"] = {"own": answer_metrics(answers, test.labels, test.origin, federation.names)}
+        own = answer_metrics(answers, test.labels, test.origin, federation.names, test.subject)
+        figures["metrics"] = {"own": own}
     if folder.has_router:
         fitted = read_whole(folder.router, lambda now: _fitted_router(folder, federation, config.device, now))
         routed = router_figures(config, net, state, federation, fitted, test, predictions)

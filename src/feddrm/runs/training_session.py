@@ -33,6 +33,7 @@ from feddrm.evaluation import (
     is_collapsed,
     own_answers,
     per_client,
+    pooled_subjects,
     summarise,
     votes,
 )
@@ -215,7 +216,8 @@ class TrainingSession:
             answers, labels = own_answers(outcomes), outcomes.labels
             detail["votes"] = votes(outcomes)
             detail["class_confusion"] = {"own": class_confusion(answers.argmax(-1), labels, answers.shape[1]).tolist()}
-            metrics = {"metrics": {"own": answer_metrics(answers, labels, outcomes.origin, names)}}
+            own = answer_metrics(answers, labels, outcomes.origin, names, pooled_subjects(self.federation))
+            metrics = {"metrics": {"own": own}}
         self.folder.write_json(self.folder.evaluation_file, detail)
         self.folder.publish(state.shared, names, state.private)
         self.folder.write_json(self.folder.summary_file, {**self.summary(state), **metrics})

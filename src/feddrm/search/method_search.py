@@ -114,6 +114,12 @@ class MethodSearch:
         )
 
     def _error(self, round: int, scored: Sequence[Trial]) -> float:
-        """The standard error of the best score: that of a share among the held-out samples."""
-        score, samples = scored[0].value(self.task.goal, round), sum(len(c.test) for c in self.task.federation.clients)
-        return math.sqrt(score * (1 - score) / samples)
+        """The standard error of the best score: that of a share among the held-out samples.
+
+        Of a subject's samples all may be right or all wrong, so it counts as one.
+        """
+        score, subjects = (
+            scored[0].value(self.task.goal, round),
+            sum(c.test.subjects for c in self.task.federation.clients),
+        )
+        return math.sqrt(score * (1 - score) / subjects)

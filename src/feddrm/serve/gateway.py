@@ -115,13 +115,16 @@ class Gateway:
     async def decide(self, context: RequestContext, kind: str, x: Array, options: Options) -> Decisions:
         """The router's decisions, and who is away and why."""
         names = context.router.names
-        for name in options.without:
+        if options.over is not None and not options.why:
+            raise FeddrmError("over names the client that why=true compares with: give it, too, or leave over out")
+        for name in (*options.without, *([] if options.over is None else [options.over])):
             if name not in names:
                 raise FeddrmError(f"unknown client '{name[:64]}' {listing(names)}")
         away = self.upstreams.away(names, options.without, context.router.fit)
         available = tuple(number not in away for number in range(len(names)))
         rule, coverage = options.rule or self.settings.rule, options.coverage or self.settings.coverage
-        query = RouterQuery(kind, x, rule, coverage, available, self._max_away(options), options.why)
+        why = options.over or "" if options.why else None
+        query = RouterQuery(kind, x, rule, coverage, available, self._max_away(options), why)
         decisions = await context.router.batcher(query, len(x))
         decisions.away = away
         began, featured, finished = decisions.times
@@ -134,7 +137,7 @@ class Gateway:
             names = challenger.loaded.names
             others = self.upstreams.away(names, options.without, challenger.loaded.fit)
             mask = tuple(number not in others for number in range(len(names)))
-            challenger.compare(query._replace(available=mask, why=False), context.router, decisions)
+            challenger.compare(query._replace(available=mask, why=None), context.router, decisions)
         return decisions
 
     def _max_away(self, options: Options) -> float:

@@ -87,7 +87,10 @@ class GatewayClient:
         self._http.close()
 
     def route(self, x: Any = None, *, features: Any = None, **options: Any) -> list[dict[str, Any]]:
-        """One decision per sample. The options are ``rule``, ``coverage``, ``without``, ``max_away`` and ``why``."""
+        """One decision per sample, by ``rule``, ``coverage``, ``without``, ``max_away``, ``top``, ``why`` and ``over``.
+
+        ``why=True`` adds the terms that made the client likelier than the runner-up, or than the client ``over``.
+        """
         return list(self._post("/v1/route", x, features, options)["decisions"])
 
     def predict(self, x: Any = None, *, features: Any = None, **options: Any) -> list[dict[str, Any]]:

@@ -41,7 +41,7 @@ class RouterQuery(NamedTuple):
     coverage: float
     available: tuple[bool, ...]
     max_away: float
-    why: bool = False
+    why: str | None = None  # over which client to explain the choice; empty: over the runner-up; None: it is not
 
 
 def too_far(decision: Decision) -> bool:
@@ -251,7 +251,13 @@ def decide(
     """
 
     def compute(
-        kind: str, x: NDArray[Any], rule: str, coverage: float, available: Sequence[bool], max_away: float, why: bool
+        kind: str,
+        x: NDArray[Any],
+        rule: str,
+        coverage: float,
+        available: Sequence[bool],
+        max_away: float,
+        why: str | None,
     ) -> Decisions:
         mask = None if all(available) else torch.tensor(available)
         weighed, began = costs if rule == Competence.name else None, time_ns()
@@ -264,8 +270,8 @@ def decide(
                 route, featured = partial(router.route_inputs, inputs), time_ns()
             decision = route(rows, rule=rule, costs=weighed, coverage=coverage, available=mask, max_away=max_away)
             decisions = Decisions.of(decision)
-            if why:
-                decisions.explanation = router.explain_decision(decision, inputs)
+            if why is not None:
+                decisions.explanation = router.explain_decision(decision, inputs, over=why or None)
         decisions.times = began, featured, time_ns()
         return decisions
 

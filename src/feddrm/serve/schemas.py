@@ -45,6 +45,9 @@ class Options(BaseModel):
         description="also say what made client likelier than the runner-up, in terms that add up; "
         f"by rule {' or '.join(RULES)}",
     )
+    over: str | None = Field(
+        default=None, description="with why: the client to compare with; by default, and if it is chosen, the runner-up"
+    )
     top: int | None = Field(
         default=None, ge=1, description="clients in ranked and in away: the likeliest; by default all of 30, 10 of more"
     )
@@ -162,7 +165,7 @@ class Why(BaseModel):
     """Why client was chosen over another: terms that add up to the difference of their log-odds."""
 
     client: str = Field(description="the client that should answer")
-    over: str = Field(description="the best of the others that are available; if none is, the likeliest")
+    over: str = Field(description="the named client, or the best of the others that are available")
     log_odds: float = Field(description="the sum of terms, rest, baseline and sizes")
     terms: list[WhyTerm] = Field(description="the ten largest")
     rest: float = Field(description="the sum of all further terms")

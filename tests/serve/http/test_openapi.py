@@ -36,6 +36,8 @@ def values_around(schema: dict[str, Any]) -> tuple[list[str], list[str]]:
         return ["oslo", "oslo,lima"], [",".join(["oslo"] * (schema["maxItems"] + 1))]
     if schema["type"] == "boolean":
         return ["true", "false"], ["maybe", "2", ""]
+    if schema["type"] == "string":
+        return ["oslo", "a, b"], []
     step = 1 if schema["type"] == "integer" else 0.125
     allowed, forbidden = [], ["many"]
     for bound, side in (("inimum", -step), ("aximum", step)):

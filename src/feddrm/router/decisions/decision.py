@@ -10,10 +10,11 @@ from torch import Tensor
 
 from feddrm.errors import FeddrmError, FieldProblem
 from feddrm.rules import Competence, Density
+from feddrm.rules.explanation_text import STRANGE
 
 NOBODY = -1
 BROKEN, DOWN, IMPOSSIBLE = "a value is missing or infinite", "no client is available", "a value cannot be"
-UNLIKE, AWAY, UNSURE = "unlike the training data", "best client away", "unsure between clients"
+UNLIKE, AWAY, UNSURE = STRANGE, "best client away", "unsure between clients"
 REASONS = (BROKEN, DOWN, UNLIKE, AWAY, UNSURE)  # the first that holds; the last two rest on probabilities
 
 

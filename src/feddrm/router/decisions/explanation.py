@@ -6,7 +6,7 @@ approximated. What a trained network computes is not linear in its input: its st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,9 +15,9 @@ from torch import Tensor
 
 from feddrm.router.decisions.decision import NOBODY, UNLIKE, Decision
 from feddrm.router.decisions.term_names import TermNames
+from feddrm.rules.explanation_text import FEW, explanation_sentence
 
 BLOCK = 2**22  # numbers of features that are multiplied at once
-FEW, LEAST = 4, 0.005  # terms in a sentence, and the least share of the others that it mentions
 
 
 class LinearScores(NamedTuple):
@@ -107,7 +107,7 @@ class Explanation:
 
     def sentences(self) -> list[str]:
         """The few largest terms of every sample in words; empty without a client."""
-        return ["" if entry is None else _sentence(entry) for entry in self.as_dicts(FEW)]
+        return list(map(explanation_sentence, self.as_dicts(FEW)))
 
 
 def explain_scores(
@@ -160,22 +160,3 @@ def _largest_first(values: Tensor, most: int | None) -> tuple[list[list[float]],
     """The largest of every row [N, terms] in size, their numbers, and the sum of the rest."""
     order = values.abs().argsort(dim=1, descending=True, stable=True)[:, :most]
     return values.gather(1, order).tolist(), order.tolist(), values.scatter(1, order, 0.0).sum(1)
-
-
-def _sentence(entry: Mapping[str, Any]) -> str:
-    """An explanation in words: "oslo over lima +2.31: age 82 +1.31, chol missing +0.80, everything else +0.20"."""
-    if unlike := entry["unlike"]:
-        shares = [(_term_text(term), term["share"]) for term in unlike]
-        shares += [("everything else", left)] if (left := 1 - sum(share for _, share in shares)) > LEAST else []
-        return f"{UNLIKE}: " + ", ".join(f"{text} ({share:.0%})" for text, share in shares)
-    terms = [(_term_text(term), term["log_odds"]) for term in entry["terms"]]
-    terms += [("everything else", entry["rest"]), ("baseline", entry["baseline"]), ("sizes", entry["sizes"])]
-    said = ", ".join(f"{text} {number:+.2f}" for text, number in terms if number)
-    return f"{entry['client']} over {entry['over']} {entry['log_odds']:+.2f}: {said}"
-
-
-def _term_text(term: Mapping[str, Any]) -> str:
-    """A term's name, with its value in a table."""
-    if "value" not in term:
-        return str(term["name"])
-    return f"{term['name']} {'missing' if term['value'] is None else term['value']}"

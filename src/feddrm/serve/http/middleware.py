@@ -27,6 +27,8 @@ log = logging.getLogger("feddrm.serve")
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 PORT = re.compile(rb":\d*$")
 MAX_CALLERS = 10_000  # addresses whose request rate is remembered
+STOPS = "the server stops: send the request again in a while"
+FAILED = "something went wrong inside: the log has it under this request id"
 CALLER_LEFT = 499  # the caller left before the answer; seen in the log and the metrics only
 SECURITY_HEADERS = [
     (b"x-content-type-options", b"nosniff"),
@@ -78,21 +80,21 @@ class RequestMiddleware:
 
         counted = method in ("POST", "PUT")
         self.in_flight += counted
+        failure: Response | None = None
         try:
             rejection = self._rejection(scope, headers, counted, request_id)
-            await (self.app if rejection is None else rejection)(scope, receive, send_with_headers)
-        except ClientDisconnect:
-            pass
-        except asyncio.CancelledError:  # the server stops, and the time for running requests is over
-            if not status:
-                text, how = "the server stops: send the request again in a while", {"Retry-After": "2"}
-                await error_response(503, text, request_id, how)(scope, receive, send_with_headers)
-        except Exception:
-            fields = {"request_id": request_id, "trace_id": trace.trace_id, "path": _path_template(scope)}
-            log.exception("request failed", extra={"fields": fields})
-            if not status:
-                text = "something went wrong inside: the log has it under this request id"
-                await error_response(500, text, request_id)(scope, receive, send_with_headers)
+            try:
+                await (self.app if rejection is None else rejection)(scope, receive, send_with_headers)
+            except ClientDisconnect:
+                pass
+            except asyncio.CancelledError:  # the server stops, and the time for running requests is over
+                failure = error_response(503, STOPS, request_id, {"Retry-After": "2"})
+            except Exception:
+                fields = {"request_id": request_id, "trace_id": trace.trace_id, "path": _path_template(scope)}
+                log.exception("request failed", extra={"fields": fields})
+                failure = error_response(500, FAILED, request_id)
+            if failure is not None and not status:
+                await failure(scope, receive, send_with_headers)
         finally:
             self.in_flight -= counted
             # The method of gRPC is the name of the call.
