@@ -32,6 +32,7 @@ from feddrm.methods import (
     FedAvgFT,
     FedBABU,
     FedDRM,
+    FedDRMFT,
     FedPAC,
     FedProxFT,
     FedRep,
@@ -68,6 +69,11 @@ class Row:
 TUNINGS = (-1, 801)
 ROWS = {
     "feddrm": Row(FedDRM(), bad=tuple(FedDRM(lam=lam) for lam in (0.0, -0.5, 1.1, NAN))),
+    "feddrmft": Row(
+        FedDRMFT(),
+        tuning=100,
+        bad=(*map(FedDRMFT, TUNINGS), *(FedDRMFT(lam=lam) for lam in (0.0, NAN))),
+    ),
     "fedavg": Row(FedAvg(), heads=True),
     "fedavgft": Row(FedAvgFT(), heads=True, tuning=100, bad=tuple(map(FedAvgFT, TUNINGS))),
     "fedproxft": Row(

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from feddrm.engine import functional
-from feddrm.methods import FedDRM, Stage
-from feddrm.models import Mlp, is_head
+from feddrm.engine import Update, client_update, functional
+from feddrm.methods import FedDRM, FedDRMFT, Stage
+from feddrm.models import Mlp, is_client_branch, is_head
 
-from .one_client import CLASSES, COLUMNS, batches
+from .one_client import CLASSES, COLUMNS, SGD, batches, close, optimised
 
 CLIENTS = 4
 NET = Mlp(hidden=(7,), branch=6).build((COLUMNS,), CLASSES, CLIENTS, seed=1).double()
@@ -35,3 +35,25 @@ def test_the_class_head_is_private_and_the_client_branch_travels():
     assert set(private["model"]) == {leaf for leaf in LEAVES if is_head(leaf)}
     assert {leaf.partition(".")[0] for leaf in shared} == {"trunk", "project", "client_project", "client_head"}
     assert FedDRM().global_model(shared) is None
+
+
+def worked(method: FedDRM, stage: Stage) -> Update:
+    """One client's round of three steps, from the start."""
+    return client_update(method, functional(NET), *method.start(LEAVES), [batches(3)], stage, SGD)
+
+
+def test_before_tuning_feddrmft_is_feddrm():
+    one, other = (worked(method, Stage(3)) for method in (FedDRM(), FedDRMFT()))
+    close(one.upload, other.upload, atol=0)
+    close(one.private["model"], other.private["model"], atol=0)
+
+
+def test_tuning_is_plain_training_of_all_but_the_client_branch():
+    tuned = worked(FedDRMFT(), Stage(3, tuning=True))
+    net = Mlp(hidden=(7,), branch=6).build((COLUMNS,), CLASSES, CLIENTS, seed=1).double()
+    answering = [leaf for leaf in LEAVES if not is_client_branch(leaf)]
+    optimised(net, answering, batches(3))
+    assert tuned.upload == {}
+    close(tuned.private["model"], {leaf: net.get_parameter(leaf) for leaf in answering}, atol=1e-13)
+    shared, _ = FedDRMFT().start(LEAVES)
+    close(FedDRMFT().serve(shared, tuned.private), {**LEAVES, **tuned.private["model"]}, atol=0)

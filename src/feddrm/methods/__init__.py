@@ -8,7 +8,7 @@ from feddrm.methods.fedala import FedALA
 from feddrm.methods.fedas import FedAS
 from feddrm.methods.fedavg import FedAvg, FedAvgFT, Local
 from feddrm.methods.fedbabu import FedBABU
-from feddrm.methods.feddrm import FedDRM
+from feddrm.methods.feddrm import FedDRM, FedDRMFT
 from feddrm.methods.fedlda import FedLDA
 from feddrm.methods.fedpac import FedPAC
 from feddrm.methods.fedprox import FedProxFT
@@ -27,6 +27,7 @@ __all__ = [
     "FedAvgFT",
     "FedBABU",
     "FedDRM",
+    "FedDRMFT",
     "FedLDA",
     "FedPAC",
     "FedProxFT",

@@ -1,4 +1,4 @@
-"""FedDRM (Wang et al., "Beyond Aggregation", ICLR 2026): private class heads and a shared client head."""
+"""FedDRM (Wang et al., "Beyond Aggregation", ICLR 2026): private class heads, a shared client head; fine-tuning."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torch import Tensor
 
 from feddrm.data import Batch
 from feddrm.errors import SettingError
-from feddrm.methods.losses import cross_entropy, task_loss
-from feddrm.methods.method import Forward, Method, Phase, Slots, Stage
-from feddrm.models import is_head
+from feddrm.methods.losses import classify, cross_entropy, task_loss
+from feddrm.methods.method import Forward, Method, Phase, Slots, Stage, TunedMethod
+from feddrm.models import is_client_branch, is_head
 
 
 @dataclass(frozen=True)
@@ -42,3 +42,24 @@ class FedDRM(Method):
         assert out.client_logits is not None
         clients = cross_entropy(out.client_logits, batch.client, batch.mask)
         return self.lam * task_loss(out, batch) + (1 - self.lam) * clients
+
+
+@dataclass(frozen=True)
+class FedDRMFT(FedDRM, TunedMethod):
+    """FedDRM, then every client fine-tunes trunk and head on its own data; the client branch stays as it is"""
+
+    name: ClassVar[str] = "feddrmft"
+
+    def phases(self, stage: Stage) -> tuple[Phase, ...]:
+        return (Phase(stage.steps, classify, train=_answers),) if stage.tuning else super().phases(stage)
+
+    def shares(self, leaf: str, stage: Stage) -> bool:
+        return not stage.tuning and super().shares(leaf, stage)
+
+    def keeps(self, leaf: str, stage: Stage) -> bool:
+        return _answers(leaf) and super().keeps(leaf, stage)
+
+
+def _answers(leaf: str) -> bool:
+    """Whether the answers to queries depend on a leaf: the client branch only routes them, and has no private part."""
+    return not is_client_branch(leaf)
