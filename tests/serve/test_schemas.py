@@ -37,6 +37,6 @@ def test_options_out_of_range_and_unknown_ones_are_errors(options: dict[str, obj
 
 
 def test_options_have_defaults() -> None:
-    nothing = dict.fromkeys(("rule", "coverage", "max_away", "top"))
+    nothing = dict.fromkeys(("rule", "coverage", "max_away", "over", "top"))
     assert Options().model_dump() == {**nothing, "without": (), "why": False}
     assert (PredictOptions().consult, PredictOptions().abstain) == (1, "mark")
