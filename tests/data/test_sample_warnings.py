@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from feddrm.data import Federation, Split
 from feddrm.data.sample_warnings import copies_warning
@@ -69,12 +72,12 @@ def test_rows_of_codes_are_equal_by_chance_and_pictures_are_not() -> None:
     assert warning.startswith("own: ")
 
 
-def tables(**columns: object) -> Federation:
+def tables(**columns: Callable[[int, NDArray[np.int64]], Any]) -> Federation:
     """Two clients with these columns: a function of the client's number and the rows' numbers, and an age."""
     frames = {}
     for client, name in enumerate(("oslo", "lima")):
         rng = np.random.default_rng(client)
-        values = {column: make(client, np.arange(ROWS)) for column, make in columns.items()}  # type: ignore[operator]
+        values = {column: make(client, np.arange(ROWS)) for column, make in columns.items()}
         frames[name] = pd.DataFrame({"age": rng.normal(50, 9, ROWS), **values, "label": np.arange(ROWS) % 2})
     return Federation.from_csv(frames, label="label", schema="auto")
 

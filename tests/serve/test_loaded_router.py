@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from feddrm.errors import FeddrmError
 from feddrm.router import Router, load_router
@@ -55,7 +56,7 @@ def test_queries_of_one_batch_get_the_decisions_they_would_get_alone(router: Rou
 
 
 def test_explanations_are_for_the_queries_that_ask(router: Router, images: torch.Tensor) -> None:
-    def ask(kind: str, x: np.ndarray, rule: str, why: str | None) -> RouterQuery:  # type: ignore[type-arg]
+    def ask(kind: str, x: NDArray[np.float32], rule: str, why: str | None) -> RouterQuery:
         return RouterQuery(kind, x, rule, 1.0, ALL, 0.5, why)
 
     features = router.features(images).numpy()
