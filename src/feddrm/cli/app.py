@@ -101,7 +101,7 @@ def feddrm(
 
 def main() -> None:
     """Run the command line. A user's mistake is one line on standard error, never a stack trace."""
-    atexit.register(gc.freeze)  # or the interpreter would look for garbage at its end, which after torch takes most of a second
+    atexit.register(gc.freeze)  # a last search for garbage would take long after torch
     with _stopping_as_ctrl_c() as received:
         code = _run()
     sys.exit(128 + received[0] if received and code == INTERRUPTED else code)
