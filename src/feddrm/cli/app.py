@@ -101,7 +101,7 @@ def feddrm(
 
 def main() -> None:
     """Run the command line. A user's mistake is one line on standard error, never a stack trace."""
-    atexit.register(gc.freeze)  # a last search for garbage would take long after torch
+    atexit.register(gc.freeze)  # spares the last search for garbage, which is slow once torch is loaded
     with _stopping_as_ctrl_c() as received:
         code = _run()
     sys.exit(128 + received[0] if received and code == INTERRUPTED else code)
