@@ -23,6 +23,7 @@ from feddrm.methods import (
     FedAvgFT,
     FedBABU,
     FedDRM,
+    FedDRMFT,
     FedPAC,
     FedProxFT,
     FedRep,
@@ -45,6 +46,7 @@ pytestmark = [
 SIZES, CLASSES = (90, 40, 25, 9), 5  # the last holds fewer than a batch
 METHODS = [
     FedDRM(),
+    FedDRMFT(tuning=2),
     FedAvg(),
     FedAvgFT(tuning=2),
     FedProxFT(tuning=2),
