@@ -56,6 +56,7 @@ def test_a_gap_says_why_there_is_no_score(paper: Grid, some: dict[str, CellRecor
     assert cell(beyond, "FedAvgFT", consult).gap == "no router"
     assert cell(beyond, "FedAvgFT, before tuning", consult).gap == "none"
     assert cell(beyond, "FedAvgFT", beyond.columns.index("global")).ours.mean == 0.64
+    assert [row.label for row in beyond.begun.rows] == ["FedDRM", "FedAvgFT", "FedAvgFT, before tuning"]
     exact = {"head_posterior": 0.6, "exact_density": 0.74, "consult_all": 0.75}
     make(paper.by_id[DRM], system=exact, client={"head_posterior": 0.7, "exact_density": 0.9})
     again = read_records(paper, tmp_path / "results")

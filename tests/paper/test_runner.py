@@ -330,7 +330,10 @@ def test_a_router_is_not_begun_without_the_time_it_took_before(
     monkeypatch.setattr(Run, "fit_router", fake_router)
     assert events(opened(smoke, tmp_path), [cell]) == []
     made = opened(smoke, tmp_path, router=True, deadline=runner.SAVING + 20.0, clock=lambda: 0.0)
-    made.router_seconds = 30.0
-    assert events(made, [cell]) == [(FIRST, "skipped")]
-    made.router_seconds = 10.0
+    monkeypatch.setattr(runner, "router_estimate", lambda *_: 30.0)
+    (skipped,) = made.go([cell])
+    assert (skipped.event, skipped.why) == (
+        "skipped", "its router takes up to 30 s, 20 s are left: the next call fits it"
+    )  # fmt: skip
+    monkeypatch.setattr(runner, "router_estimate", lambda *_: 10.0)
     assert events(made, [cell]) == [(FIRST, "router")]

@@ -37,11 +37,27 @@ def estimate(cell: Cell, cells: Mapping[str, Cell], records: Iterable[CellRecord
     then those of the same network, then all. Cells that shared the hardware with others count only if there
     are no others.
     """
-    known = [record for record in records if record.id in cells]
-    alone = [record for record in known if not record.content["seconds"].get("beside")]
-    done = [(cells[record.id], record.seconds) for record in alone or known]
+    done = [(cells[record.id], record.seconds) for record in _undisturbed(cells, records)]
     if not done:
         return None
     same_method = [(c, s) for c, s in done if (c.learner.name, c.model.name) == (cell.learner.name, cell.model.name)]
     evidence = same_method or [(c, s) for c, s in done if c.model.name == cell.model.name] or done
     return cost(cell) * median(seconds / cost(other) for other, seconds in evidence)
+
+
+def router_estimate(cell: Cell, cells: Mapping[str, Cell], records: Iterable[CellRecord]) -> float:
+    """The most that the router of such a cell has taken; 0 if none has been fitted.
+
+    Cells of the same method and data are the best evidence, then those of the same data, then all.
+    """
+    fits = [(cells[record.id], record.content["seconds"].get("router")) for record in _undisturbed(cells, records)]
+    done = [(other, float(seconds)) for other, seconds in fits if seconds]
+    same_data = [(other, seconds) for other, seconds in done if other.dataset.name == cell.dataset.name]
+    same_method = [(other, seconds) for other, seconds in same_data if other.method == cell.method]
+    return max((seconds for _, seconds in same_method or same_data or done), default=0.0)
+
+
+def _undisturbed(cells: Mapping[str, Cell], records: Iterable[CellRecord]) -> list[CellRecord]:
+    """The results that had the hardware to themselves; all if none had."""
+    known = [record for record in records if record.id in cells]
+    return [record for record in known if not record.content["seconds"].get("beside")] or known

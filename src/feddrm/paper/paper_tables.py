@@ -111,6 +111,11 @@ class PaperTable:
         possible = [entry for _, _, entry in self.entries() if entry.gap != "none"]
         return sum(entry.ours is not None for entry in possible), len(possible)
 
+    @property
+    def begun(self) -> PaperTable:
+        """The table with the rows that have at least one score."""
+        return replace(self, rows=tuple(row for row in self.rows if any(entry.ours for entry in row.entries)))
+
     def formatted(self, notes: Notes, corner: str = "Method") -> Table:
         """The table for the renderer; ``corner`` is the header of the first column."""
         columns = zip(self.groups, [TableColumn(TableCell(name), "c") for name in self.columns], strict=True)

@@ -78,7 +78,7 @@ def results_page(grid: Grid, records: Mapping[str, CellRecord], notes: Mapping[s
         notes=notes,
         caption=CAPTION,
         settings=len(beyond),
-        begun=[table for table in beyond if table.count[0]],
+        begun=[table.begun for table in beyond if table.begun.rows],
         environments=environments(records),
         tuned=tuned,
     )

@@ -18,6 +18,7 @@ from feddrm.errors import FeddrmError, SettingError
 from feddrm.io.atomic import locked
 from feddrm.paper.cell_records import read_records, write_record
 from feddrm.paper.cell_search import search_cell, with_choices
+from feddrm.paper.estimate import router_estimate
 from feddrm.paper.grid import Cell, Grid
 from feddrm.paper.standing import Standing, cell_standing, check_device, measured_here
 from feddrm.runs import Run, RunFolder, train
@@ -68,8 +69,6 @@ class Runner:
             key = min(fixed)
             raise SettingError(f"--set {key}=...: '{key}' belongs to the protocol of the grid '{self.grid.name}'")
         self.records = read_records(self.grid, self.results)
-        fits = [record.content["seconds"].get("router") or 0.0 for record in measured_here(self.records, self.device)]
-        self.router_seconds: float = max(fits, default=0.0)
         self._federation: tuple[Any, Federation] | None = None
 
     def standing(self, cell: Cell) -> Standing:
@@ -212,8 +211,9 @@ class Runner:
         record, folder = self.records[cell.id], RunFolder(self.work / cell.id)
         if not self.router or record.routed or not folder.summary_file.exists():
             return
-        if self._left() <= self.router_seconds:
-            yield "skipped", "the budget is used up: the next call fits the router"
+        left, takes = self._left(), router_estimate(cell, self.grid.by_id, measured_here(self.records, self.device))
+        if left <= takes:
+            yield "skipped", f"its router takes up to {takes:.0f} s, {left:.0f} s are left: the next call fits it"
             return
         began = self.clock()
         run = Run.open(folder.path)
@@ -222,7 +222,6 @@ class Runner:
             yield event, f"router: {why}"
             return
         took = self.clock() - began
-        self.router_seconds = max(self.router_seconds, took)
         seconds = {key: value for key, value in record.content["seconds"].items() if key in ("wall", "beside")}
         seconds["router"] = took
         self.records[cell.id] = write_record(cell, run, self.results, seconds)

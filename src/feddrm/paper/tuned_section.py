@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from feddrm.paper.cell_records import read_records
 from feddrm.paper.cell_search import with_choices
 from feddrm.paper.claims import comparisons, verdicts
 from feddrm.paper.grid import Grid
-from feddrm.paper.paper_tables import PaperTable, signed, tables
+from feddrm.paper.paper_tables import signed, tables
 from feddrm.paper.results_page import MARKDOWN, SeedSpread, comparison_table, environments, seed_spreads
 from feddrm.report.tables import DASH, Table
 
@@ -41,14 +40,9 @@ def tuned_section(results: Path) -> str:
         chosen=_chosen(grid),
         unreported=comparison_table(comparisons(grid, records)),
         seeds=_by_seed(seed_spreads(grid, records, tuple(MEASURES))),
-        parts=[_begun(part) for part in tables(grid, "main", records)],
+        parts=[part.begun for part in tables(grid, "main", records)],
         environments=environments(records),
     )
-
-
-def _begun(part: PaperTable) -> PaperTable:
-    """The table with the methods that have been run."""
-    return replace(part, rows=tuple(row for row in part.rows if any(entry.ours for entry in row.entries)))
 
 
 def _chosen(grid: Grid) -> str:
