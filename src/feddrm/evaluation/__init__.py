@@ -24,7 +24,7 @@ from feddrm.evaluation.accuracy import (
 from feddrm.evaluation.answer_metrics import answer_metrics, class_confusion, own_answers, sampling_units
 from feddrm.evaluation.answers_by_sample import AnswersBySample, head_routes, route, routed
 from feddrm.evaluation.collapse import LASTING, collapse_summary, collapsed_share, is_collapsed
-from feddrm.evaluation.concordance import average_c_index, c_index, survival_curves
+from feddrm.evaluation.concordance import average_c_index, c_index
 from feddrm.evaluation.cuda_replay import Replay
 from feddrm.evaluation.predictions import (
     Execution,
@@ -75,7 +75,6 @@ __all__ = [
     "routes_accuracy",
     "sampling_units",
     "summarise",
-    "survival_curves",
     "system_accuracy",
     "vote",
     "votes",
