@@ -28,7 +28,7 @@ PATCHES = 4
 
 
 def colour_parts(pixels: Tensor) -> dict[str, Tensor]:
-    """The columns by kind, for images [n, channels, height, width] in [0, 1]; hue and saturation with three channels."""
+    """The columns by kind, of images [n, channels, height, width] in [0, 1]; with three channels, hue and saturation."""
     channels = [pixels]
     weights = None
     if pixels.shape[1] == 3:
