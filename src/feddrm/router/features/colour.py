@@ -28,7 +28,7 @@ PATCHES = 4
 
 
 def colour_parts(pixels: Tensor) -> dict[str, Tensor]:
-    """The columns by kind, of images [n, channels, height, width] in [0, 1]; with three channels, hue and saturation."""
+    """The columns by kind, of images [n, channels, height, width] in [0, 1]; of three channels hue and saturation."""
     channels = [pixels]
     weights = None
     if pixels.shape[1] == 3:
