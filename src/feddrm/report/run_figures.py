@@ -95,7 +95,7 @@ def client_figure(clients: Sequence[ClientResult], noun: str = "accuracy") -> Fi
     handles: list[Artist] = []
     places = np.arange(len(clients))
     for i, key in enumerate(client_series(clients, recall=False)):
-        values = [_percent(client.values.get(key)) for client in clients]
+        values = [np.nan if (v := client.values.get(key)) is None else 100 * v for client in clients]
         if key == "own":
             bars = axes.bar(places, values, width=0.7, color=SERIES[0], alpha=0.35, label=client_label(key))
             handles.append(Patch(color=SERIES[0], alpha=0.35, label=bars.get_label()))
@@ -319,7 +319,3 @@ def _legend(figure: Figure, handles: Sequence[Artist]) -> None:
 def _dot(points: Sequence[object]) -> str:
     """The marker of a curve: a single point has no line, so it needs a mark."""
     return "o" if len(points) == 1 else ""
-
-
-def _percent(value: float | None) -> float:
-    return float("nan") if value is None else 100 * value
