@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import resource
 import tempfile
 import time
 from pathlib import Path
@@ -22,7 +21,7 @@ from statistics import fmean
 
 import torch
 
-from benchmarks.result import finish
+from benchmarks.result import finish, peak_gib
 from benchmarks.router import SIZES, made_up
 from feddrm import fit
 from feddrm.data import Client, Federation, Split
@@ -115,7 +114,7 @@ def main() -> None:
             "cpu_seconds": cpu_seconds,  # of all threads
             "load_before": loads,
             "stages": stages[best],
-            "peak_gib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2),
+            "peak_gib": round(peak_gib(), 2),
             "message_mib": round(summary["router"]["message"]["bytes"] / 2**20, 1),
             "ridge": summary["router"]["ridge"],
             "global_accuracy": round(summary["global_accuracy"]["mean"], 4),

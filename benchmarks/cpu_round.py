@@ -11,26 +11,22 @@ and cores. Ours is the better of two runs; the official way runs once, because i
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 import os
 import tempfile
 import time
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image
 
 from benchmarks.data_pipeline import pillow_access
+from benchmarks.result import finish
 from feddrm.data import Client, Federation, load
 from feddrm.data.federation import Split
 from feddrm.engine import Plan, RoundSchedule, federate, first_state, functional
 from feddrm.evaluation import Execution, evaluate, pooled_queries, predict
 from feddrm.methods import FedDRM
 from feddrm.models import Model, Net, is_head
-from feddrm.runs import hardware, versions
 
 PLAN = Plan(rounds=800, local_steps=10, batch_size=128)
 
@@ -144,13 +140,8 @@ def main() -> None:
         "ours_seconds": round(min(times), 2),
         "official_way_seconds": round(theirs, 2),
         "ratio": round(theirs / min(times), 1),
-        "hardware": hardware("cpu"),
-        "versions": {**versions(), "pillow": Image.__version__, "numpy": np.__version__},
-        "date": datetime.date.today().isoformat(),
     }
-    print(json.dumps(figures, indent=2))
-    if arguments.json:
-        arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
+    finish(figures, arguments.json, libraries=["pillow"])
 
 
 if __name__ == "__main__":

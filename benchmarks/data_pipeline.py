@@ -11,27 +11,23 @@ random crops, the draws take over half of its time.
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 import math
 import os
 import random
-import resource
 import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import PIL
 import torch
 from PIL import Image, ImageEnhance
 
+from benchmarks.result import finish, peak_gib
 from feddrm.data import Federation, RandomResizedCrop, load, resized_crop
 from feddrm.data.crop import column_first
 from feddrm.data.shift import ColourShift
 from feddrm.data.view import View
-from feddrm.runs import hardware, versions
 from feddrm.threads import thread_map
 
 BATCH, STEPS, SIDE = 128, 10, 32
@@ -159,19 +155,14 @@ def main() -> None:
             "decode_divide_seconds": round(loaded - start, 2),
             "shift_seconds": round(shifted - loaded, 2),
             "total_seconds": round(shifted - start, 2),
-            "peak_gib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2),
+            "peak_gib": round(peak_gib(), 2),
         }
         x, view = federation.clients[0].train.x[:BATCH], federation.clients[0].view
     figures |= {
         "batch_of_128": measure_batch(x, view, arguments.device),
         "images": "made" if arguments.random else "CIFAR-10",
-        "hardware": hardware(arguments.device),
-        "versions": {**versions(), "pillow": PIL.__version__},
-        "date": datetime.date.today().isoformat(),
     }
-    print(json.dumps(figures, indent=2))
-    if arguments.json:
-        arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
+    finish(figures, arguments.json, arguments.device, ["pillow"])
 
 
 if __name__ == "__main__":

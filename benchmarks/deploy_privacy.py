@@ -6,17 +6,15 @@ python -m benchmarks.deploy_privacy --json results/bench/deploy_privacy.json
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.result import write
 from feddrm.data import Participant, load
 from feddrm.deploy.privacy import Privacy
 from feddrm.engine import RoundSchedule, cpu_kernels, first_state, functional, train_client
-from feddrm.runs import hardware, versions
 from feddrm.runs.config import resolve
 
 SITES, CLIP = 3, 1.0
@@ -73,12 +71,8 @@ def main() -> None:
         "rounds": given.rounds,
         "seeds": given.seeds,
         "rows": rows,
-        "hardware": hardware("cpu"),
-        "versions": versions(),
-        "date": datetime.date.today().isoformat(),
     }
-    if given.json is not None:
-        given.json.write_text(json.dumps(figures, indent=2) + "\n")
+    write(figures, given.json)
 
 
 if __name__ == "__main__":

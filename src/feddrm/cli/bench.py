@@ -13,6 +13,8 @@ from feddrm.errors import SettingError
 from feddrm.io.atomic import write_atomically
 from feddrm.io.text import json_bytes
 
+Out = Annotated[Path | None, typer.Option(help="Write the figures here as JSON.")]
+
 app = typer.Typer(help="Measure speed on this machine.", no_args_is_help=True, rich_markup_mode=None)
 
 
@@ -29,7 +31,7 @@ def engine(
     paper: Annotated[bool, typer.Option(help="Also measure one whole paper run on CIFAR-10.")] = True,
     data_dir: DataDir = None,
     keep: Annotated[Path | None, typer.Option(help="Keep the paper run in this folder.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Write the figures here as JSON.")] = None,
+    out: Out = None,
     json: JsonFlag = False,
 ) -> None:
     """Compare the engines on one GPU: plain loop, compiled, CUDA graph, more streams, more clients.
@@ -73,7 +75,7 @@ def serve(
         bool, typer.Option("--feedback", help="Only measure what a use log and the watch on drift cost.")
     ] = False,
     trace: Annotated[bool, typer.Option("--trace", help="Only measure what recording traces costs.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Write the figures here as JSON.")] = None,
+    out: Out = None,
     json: JsonFlag = False,
 ) -> None:
     """Compare the gateway over HTTP with the same router in one process: speed, latency, memory.
@@ -122,7 +124,7 @@ def serve(
 def deploy(
     rounds: Annotated[int, typer.Option(help="Rounds to measure.")] = 6,
     per_message: Annotated[bool | None, typer.Option(hidden=True)] = None,
-    out: Annotated[Path | None, typer.Option(help="Write the figures here as JSON.")] = None,
+    out: Out = None,
     json: JsonFlag = False,
 ) -> None:
     """Compare rounds over Flower on this machine (digits, three sites, TLS) with the same rounds in one process.

@@ -8,12 +8,10 @@ from typing import Annotated, Any
 import typer
 
 from feddrm.cli.output import JsonFlag, print_json, print_table
-from feddrm.cli.serve import packages
+from feddrm.cli.serve import Ca, Url, packages
 from feddrm.rules import RULES_HELP
 
-Url = Annotated[str, typer.Argument(help="The gateway, such as http://127.0.0.1:8080.")]
 Key = Annotated[str | None, typer.Option(envvar="FEDDRM_KEY", help="API key with the scope admin.")]
-Ca = Annotated[Path | None, typer.Option(help="Certificate (PEM) of the authority of the gateway's.")]
 
 
 def outcomes(

@@ -51,6 +51,10 @@ Views = Annotated[
     int | None, typer.Option(help="Average over this many crops and mirror images of a query (default: 1).")
 ]
 
+Ignored = Annotated[
+    list[str] | None, typer.Option(help="A column of the tables that is no input, such as an id; repeatable.")
+]
+
 
 def print_findings(findings: Iterable[Finding], title: str | None = None) -> None:
     """Print what checks have found, one line each."""

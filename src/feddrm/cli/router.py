@@ -14,6 +14,7 @@ from feddrm.cli.output import (
     START_AGAIN,
     Costs,
     Coverage,
+    Ignored,
     JsonFlag,
     LabelMiss,
     MaxAway,
@@ -44,9 +45,6 @@ RunFolderArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A folder
 QueryFiles = Annotated[
     list[Path],
     typer.Argument(metavar="INPUT...", help="Images, csv tables of the columns, or arrays (.npy, .npz)."),
-]
-Ignored = Annotated[
-    list[str] | None, typer.Option(help="A column of the tables that is no input, such as an id; repeatable.")
 ]
 
 app = typer.Typer(

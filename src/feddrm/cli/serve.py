@@ -13,6 +13,7 @@ from feddrm.checks import ports
 from feddrm.cli.data_options import given_settings
 from feddrm.cli.output import (
     Costs,
+    Ignored,
     JsonFlag,
     LabelMiss,
     MaxAway,
@@ -60,6 +61,8 @@ TraceEndpoint = Annotated[str | None, typer.Option(help="Send traces here by OTL
 TraceRate = Annotated[
     float | None, typer.Option(help="Requests per second to record at most; 0: no limit (default: 20).")
 ]
+Url = Annotated[str, typer.Argument(help="The gateway, such as http://127.0.0.1:8080.")]
+Ca = Annotated[Path | None, typer.Option(help="Certificate (PEM) of the authority of the gateway's.")]
 LogLevel = Annotated[str | None, typer.Option(help="debug, info (the default), warning or error.")]
 
 
@@ -224,7 +227,7 @@ def serve_key(
 
 
 def query(
-    url: Annotated[str, typer.Argument(help="The gateway, such as http://127.0.0.1:8080.")],
+    url: Url,
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Picture files, or tables (.csv).")],
     predict: Annotated[bool, typer.Option("--predict", help="Also ask the client for a prediction.")] = False,
     consult: Annotated[int, typer.Option(help="With --predict: ask this many clients and mix their answers.")] = 1,
@@ -249,11 +252,9 @@ def query(
     ] = None,
     why: Why = False,
     over: Over = None,
-    ignore: Annotated[
-        list[str] | None, typer.Option(help="A column of the tables that is no input, such as an id; repeatable.")
-    ] = None,
+    ignore: Ignored = None,
     key: Annotated[str | None, typer.Option(envvar="FEDDRM_KEY", help="API key.")] = None,
-    ca: Annotated[Path | None, typer.Option(help="Certificate (PEM) of the authority of the gateway's.")] = None,
+    ca: Ca = None,
     csv: Annotated[bool, typer.Option("--csv", help="Print the answers as csv.")] = False,
     json: JsonFlag = False,
 ) -> None:

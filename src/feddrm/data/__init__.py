@@ -11,23 +11,19 @@ from feddrm.data.datasets.retina import Retina
 from feddrm.data.datasets.tcga_brca import TcgaBrca
 from feddrm.data.datasets.user import Csv, Folders, Leaf, Npz
 from feddrm.data.federation import DEPLOYED, Federation
-from feddrm.data.partition import PARTITIONS, partition
+from feddrm.data.partition import partition
 from feddrm.data.pool import Pool
 from feddrm.data.query_views import QueryViews
-from feddrm.data.shift import SHIFTS, ColourShift, colour_shifts
+from feddrm.data.shift import colour_shifts
 from feddrm.data.view import View
-from feddrm.tables.table_schema import TableSchema
 
 __all__ = [
     "DEPLOYED",
-    "PARTITIONS",
-    "SHIFTS",
     "Batch",
     "Cifar10",
     "Cifar20",
     "Cifar100",
     "Client",
-    "ColourShift",
     "Csv",
     "Dataset",
     "Digits",
@@ -43,7 +39,6 @@ __all__ = [
     "RandomResizedCrop",
     "Retina",
     "Split",
-    "TableSchema",
     "TcgaBrca",
     "View",
     "batch",

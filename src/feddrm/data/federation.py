@@ -227,7 +227,7 @@ class Federation:
         if not spread or max(sizes)[0] <= SCALE_RATIO * min(spread)[0]:
             return None
         (low, small), (high, large) = min(spread), max(sizes)
-        columns = self.columns or tuple(f"x{i}" for i in range(self.shape[0]))
+        columns = self._raw_columns.names
         measure = "mean" if means[large] > deviations[large] else "standard deviation"
         return (
             f"{self.name}: column '{columns[large]}' has a {measure} of {high:.3g}, '{columns[small]}' a standard "

@@ -198,7 +198,8 @@ class Analysis:
 
     def facts(self) -> dict[str, Any]:
         """All results as plain values."""
-        fit, tests = self.fit, [_test_facts(test, adjusted) for test, adjusted in self.tests]
+        fit = self.fit
+        tests = [asdict(test) | ({} if holm is None else {"holm_p_value": holm}) for test, holm in self.tests]
         facts: dict[str, Any] = {
             "basis": fit.model.basis if isinstance(fit.model.basis, str) else repr(fit.model.basis),
             "basis_scores": dict(fit.choice.scores) if fit.choice else None,
@@ -284,10 +285,6 @@ def analyse(
     for doubt in analysis.doubts:
         warnings.warn(doubt, BasisWarning, stacklevel=3)
     return analysis
-
-
-def _test_facts(test: HypothesisTest, adjusted: float | None) -> dict[str, Any]:
-    return asdict(test) if adjusted is None else {**asdict(test), "holm_p_value": adjusted}
 
 
 def _interval_facts(estimate: estimates.Estimate, confidence: float) -> dict[str, Any]:

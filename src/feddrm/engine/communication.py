@@ -61,11 +61,6 @@ class Communication:
         return {key: {**totals, "stages": stages} for key, totals in self.totals(rounds).items()}
 
 
-def bytes_of(tensors: Mapping[str, Tensor]) -> int:
-    """The size of tensors: elements times the bytes of their type. A tensor on a GPU is not waited for."""
-    return sum(tensor.nbytes for tensor in tensors.values())
-
-
 def sizes_of(parts: Iterable[Mapping[str, Tensor]]) -> list[int]:
-    """The sizes of the tensors of several messages."""
-    return list(map(bytes_of, parts))
+    """The bytes of the tensors of several messages. A tensor on a GPU is not waited for."""
+    return [sum(tensor.nbytes for tensor in tensors.values()) for tensors in parts]

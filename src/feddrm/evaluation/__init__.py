@@ -22,9 +22,9 @@ from feddrm.evaluation.accuracy import (
     votes,
 )
 from feddrm.evaluation.answer_metrics import answer_metrics, class_confusion, own_answers, sampling_units
-from feddrm.evaluation.answers_by_sample import AnswersBySample, head_routes, route, routed
+from feddrm.evaluation.answers_by_sample import AnswersBySample, route, routed
 from feddrm.evaluation.collapse import LASTING, collapse_summary, collapsed_share, is_collapsed
-from feddrm.evaluation.concordance import average_c_index, c_index, survival_curves
+from feddrm.evaluation.concordance import average_c_index, c_index
 from feddrm.evaluation.cuda_replay import Replay
 from feddrm.evaluation.predictions import (
     Execution,
@@ -36,11 +36,9 @@ from feddrm.evaluation.predictions import (
     predict_parts,
 )
 from feddrm.evaluation.window import summarise
-from feddrm.rules import RULES
 
 __all__ = [
     "LASTING",
-    "RULES",
     "TIES",
     "AnswersBySample",
     "Execution",
@@ -60,7 +58,6 @@ __all__ = [
     "evaluate",
     "evaluate_participants",
     "global_accuracy",
-    "head_routes",
     "is_collapsed",
     "oracle_accuracy",
     "own_answers",
@@ -75,7 +72,6 @@ __all__ = [
     "routes_accuracy",
     "sampling_units",
     "summarise",
-    "survival_curves",
     "system_accuracy",
     "vote",
     "votes",

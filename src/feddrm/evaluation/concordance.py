@@ -15,7 +15,6 @@ from torch import Tensor
 
 from feddrm.errors import DivergedError
 from feddrm.evaluation.answers_by_sample import AnswersBySample
-from feddrm.evaluation.predictions import Predictions
 from feddrm.tasks import Survival
 
 PAIRS = 2**24  # in memory at a time
@@ -54,11 +53,6 @@ def average_c_index(by_client: Sequence[float | None], weights: Tensor) -> float
     known = [(value, weight) for value, weight in zip(by_client, weights.tolist(), strict=True) if value is not None]
     total = sum(weight for _, weight in known)
     return sum(value * weight for value, weight in known) / total if known else None
-
-
-def survival_curves(predictions: Predictions) -> Tensor:
-    """The survival probabilities [m, N, K] of all models, in float64."""
-    return predictions.task.answers(predictions.logits.double())
 
 
 def _risks(outcomes: AnswersBySample) -> dict[str, Tensor]:

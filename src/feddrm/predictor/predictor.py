@@ -263,20 +263,13 @@ def class_names(run: Path, number: int) -> tuple[str, ...]:
 
 def known_classes(run: Path, number: int) -> tuple[str, ...] | None:
     """Class names from the router's manifest or the run's dataset summary; None if neither has that many."""
-    for read in (_manifest_classes, _summary_classes):
+    files = RunFiles(run)
+    for read in (lambda: read_manifest(files.router)["notes"], lambda: read_json(files.facts_file, COPY_AGAIN)):
         with contextlib.suppress(FeddrmError, KeyError, TypeError):
-            names = tuple(str(name) for name in read(run))
+            names = tuple(str(name) for name in read()["classes"])
             if len(names) == number:
                 return names
     return None
-
-
-def _manifest_classes(run: Path) -> Any:
-    return read_manifest(RunFiles(run).router)["notes"]["classes"]
-
-
-def _summary_classes(run: Path) -> Any:
-    return read_json(RunFiles(run).facts_file, COPY_AGAIN)["classes"]
 
 
 def _method_and_model(path: Path) -> tuple[Method, Model]:

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
+from numpy.typing import ArrayLike
 
 from feddrm.report.accuracy_measures import BEST, RULES, Measure, headline, rule_label
 from feddrm.report.federation_figures import shortened
@@ -36,14 +37,7 @@ LOOKS: dict[str, tuple[str, str, str]] = {
     "stacked": (SERIES[0], ":", "p"),
     "global_probe": (SERIES[2], "-.", "<"),
 }
-MAIN = (
-    "vote",
-    "averaged",
-    "head_density",
-    "exact_density",
-    "stacked",
-    "global_probe",
-)  # the rules that a comparison shows
+MAIN = ("vote", "averaged", "head_density", "exact_density", "stacked", "global_probe")  # shown in a comparison
 DASHES, MARKERS = ("-", "--", ":", "-."), "os^DvPX*"
 
 
@@ -101,7 +95,7 @@ def client_figure(clients: Sequence[ClientResult], noun: str = "accuracy") -> Fi
     handles: list[Artist] = []
     places = np.arange(len(clients))
     for i, key in enumerate(client_series(clients, recall=False)):
-        values = [_percent(client.values.get(key)) for client in clients]
+        values = [np.nan if (v := client.values.get(key)) is None else 100 * v for client in clients]
         if key == "own":
             bars = axes.bar(places, values, width=0.7, color=SERIES[0], alpha=0.35, label=client_label(key))
             handles.append(Patch(color=SERIES[0], alpha=0.35, label=bars.get_label()))
@@ -212,19 +206,13 @@ def comparison_curves(groups: Sequence[RunGroup]) -> Figure:
     left, right = figure.subplots(1, 2, sharey=True)
     handles: list[Artist] = []
     for i, group in enumerate(groups):
-        style: dict[str, Any] = {"color": SERIES[i % len(SERIES)], "linestyle": DASHES[i % len(DASHES)]}
         system = headline("system", curve_measures(group.first))
         for axes, measure in ((left, Measure("average")), (right, system)):
             if measure is not None:
                 x, *values = group.curve(measure)
-                y, spread = 100 * np.asarray(values)
-                axes.plot(x, y, marker=_dot(x), **style)
-                if spread.any():
-                    axes.fill_between(x, y - spread, y + spread, color=style["color"], alpha=0.15, linewidth=0)
+                _draw_mean(axes, x, values, i)
         rule = "" if system is None else f" ({rule_label(system.rule)})"
-        label = f"{shortened((group.name,))[0]}{rule}"
-        # Matplotlib hides labels that begin with an underscore.
-        handles.append(Line2D([], [], label=f" {label}" if label.startswith("_") else label, **style))
+        handles.append(Line2D([], [], label=f"{_group_label(group)}{rule}", **_group_look(i)))
     noun = groups[0].first.noun
     for axes, title in ((left, f"average {noun}"), (right, f"system {noun} (rule in brackets)")):
         axes.set_title(title)
@@ -245,18 +233,30 @@ def communication_figure(groups: Sequence[RunGroup]) -> Figure:
     for i, group in enumerate(groups):
         rounds, *values = group.curve(Measure("average"))
         megabytes = np.asarray(group.sent_until(rounds), float) / 1e6
-        y, spread = 100 * np.asarray(values)
-        style: dict[str, Any] = {"color": SERIES[i % len(SERIES)], "linestyle": DASHES[i % len(DASHES)]}
-        name = shortened((group.name,))[0]
-        label = f" {name}" if name.startswith("_") else name  # Matplotlib hides labels that begin with an underscore
-        axes.plot(megabytes, y, marker=_dot(rounds), label=label, **style)
-        if spread.any():
-            axes.fill_between(megabytes, y - spread, y + spread, color=style["color"], alpha=0.15, linewidth=0)
+        _draw_mean(axes, megabytes, values, i, label=_group_label(group))
     axes.set_xlabel("MB sent by all clients and the server")
     axes.set_ylabel(f"average {groups[0].first.noun} (%)")
     axes.grid(axis="y", linewidth=0.6)
     _legend(figure, axes.lines)
     return figure
+
+
+def _draw_mean(axes: Axes, x: ArrayLike, values: Sequence[Sequence[float]], i: int, **options: Any) -> None:
+    """A group's means over seeds as a line, their standard deviations as a band."""
+    look, (y, spread) = _group_look(i), 100 * np.asarray(values)
+    axes.plot(x, y, marker=_dot(values[0]), **look, **options)
+    if spread.any():
+        axes.fill_between(x, y - spread, y + spread, color=look["color"], alpha=0.15, linewidth=0)
+
+
+def _group_look(i: int) -> dict[str, Any]:
+    return {"color": SERIES[i % len(SERIES)], "linestyle": DASHES[i % len(DASHES)]}
+
+
+def _group_label(group: RunGroup) -> str:
+    """The group's name, shortened. Matplotlib hides labels that begin with an underscore."""
+    name = shortened((group.name,))[0]
+    return f" {name}" if name.startswith("_") else name
 
 
 def _curves(record: RunRecord, measures: Sequence[Measure], width: float = WIDTH) -> Figure:
@@ -319,7 +319,3 @@ def _legend(figure: Figure, handles: Sequence[Artist]) -> None:
 def _dot(points: Sequence[object]) -> str:
     """The marker of a curve: a single point has no line, so it needs a mark."""
     return "o" if len(points) == 1 else ""
-
-
-def _percent(value: float | None) -> float:
-    return float("nan") if value is None else 100 * value

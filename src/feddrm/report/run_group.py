@@ -28,17 +28,14 @@ def find_runs(folders: Sequence[Path]) -> list[Path]:
             runs.append(folder)
             continue
         below = sorted(path.parent for path in folder.rglob(CONFIG))
-        with_figures = [run for run in below if any(_has_content(run / name) for name in (SUMMARY, METRICS))]
+        figures = [(run, file) for run in below for file in (run / SUMMARY, run / METRICS) if file.is_file()]
+        with_figures = list(dict.fromkeys(run for run, file in figures if file.stat().st_size))
         if not with_figures:
             raise FeddrmError(f"'{folder}' is not a run (no {CONFIG}) and holds none with figures: name a run's folder")
         runs += with_figures
     if not runs:
         raise SettingError("there is no run to report: name at least one run folder")
     return list(dict.fromkeys(run.resolve() for run in runs))
-
-
-def _has_content(path: Path) -> bool:
-    return path.is_file() and path.stat().st_size > 0
 
 
 @dataclass(frozen=True, eq=False)

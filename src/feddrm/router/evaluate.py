@@ -23,7 +23,6 @@ from feddrm.evaluation import (
     routed_predictions,
     routes_accuracy,
     sampling_units,
-    survival_curves,
     system_accuracy,
 )
 from feddrm.models import Net
@@ -267,8 +266,9 @@ def _c_indices(
     predictions: Predictions, routes: Mapping[str, Tensor], log_posterior: Tensor
 ) -> dict[str, float | None]:
     """System C-indices: by the trained model of the chosen client, and by mixtures of the clients' curves."""
-    task, log_curves = predictions.task, survival_curves(predictions).log()
+    task = predictions.task
     assert isinstance(task, Survival)
+    log_curves = task.answers(predictions.logits.double()).log()
     curves = {name: routed(log_curves, chosen) for name, chosen in routes.items()}
     curves |= {"consult_2": consult(log_posterior, log_curves, 2), "consult_all": consult(log_posterior, log_curves)}
     return {name: c_index(task.risk(curve.exp()), predictions.labels) for name, curve in curves.items()}

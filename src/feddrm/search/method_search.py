@@ -109,17 +109,15 @@ class MethodSearch:
 
     def _lead(self, round: int, scored: Sequence[Trial]) -> float:
         """How much better the best trial is than the usual settings."""
-        return (
-            scored[0].value(self.task.goal, round) - self.usual.value(self.task.goal, round) if self.usual else math.inf
-        )
+        if self.usual is None:
+            return math.inf
+        return scored[0].value(self.task.goal, round) - self.usual.value(self.task.goal, round)
 
     def _error(self, round: int, scored: Sequence[Trial]) -> float:
         """The standard error of the best score: that of a share among the held-out samples.
 
         Of a subject's samples all may be right or all wrong, so it counts as one.
         """
-        score, subjects = (
-            scored[0].value(self.task.goal, round),
-            sum(c.test.subjects for c in self.task.federation.clients),
-        )
+        score = scored[0].value(self.task.goal, round)
+        subjects = sum(client.test.subjects for client in self.task.federation.clients)
         return math.sqrt(score * (1 - score) / subjects)

@@ -51,7 +51,7 @@ def _over_rate(search: MethodSearch) -> Figure:
     axes = figure.subplots()
     for place, rung in enumerate(search.halving.rungs):
         points = sorted(
-            (_rate(search, trial.candidate.plan), 100 * trial.value(search.task.goal, rung.round))
+            (trial.candidate.plan.get("lr", search.whole.plan.lr), 100 * trial.value(search.task.goal, rung.round))
             for trial in search.trials
             if rung.round in trial.scores
         )
@@ -86,10 +86,6 @@ def _over_rounds(search: MethodSearch) -> Figure:
     if axes.get_legend_handles_labels()[0]:
         axes.legend(fontsize="small")
     return figure
-
-
-def _rate(search: MethodSearch, plan: dict[str, Any]) -> float:
-    return float(plan.get("lr", search.whole.plan.lr))
 
 
 def _table(search: MethodSearch) -> Table:

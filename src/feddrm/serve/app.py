@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fastapi import Depends, FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from feddrm._version import __version__
 from feddrm.io.dataset_summary import DatasetSummary
 from feddrm.serve.admin_routes import add_administration_routes, add_outcome_routes
 from feddrm.serve.console.console_routes import add_console_routes
 from feddrm.serve.gateway import Gateway
-from feddrm.serve.http.decode import check_query
-from feddrm.serve.http.error_responses import ERROR_RESPONSES, install_error_handlers
-from feddrm.serve.http.middleware import FastPaths, RequestMiddleware
+from feddrm.serve.http.middleware import FastPaths, RequestMiddleware, new_application
 from feddrm.serve.routes import MODELS, add_query_routes
 from feddrm.serve.settings import GatewaySettings
 
@@ -30,19 +26,8 @@ def build_gateway(
 ) -> ASGIApp:
     """The application that serves a run. The console shows the dataset summary, its pictures with ``samples`` only."""
     gateway = Gateway(run, settings)
-    app = FastAPI(
-        title="feddrm gateway",
-        version=__version__,
-        description="Guides every query to the client best equipped for it. docs/serve.md says more.",
-        lifespan=gateway.lifespan,
-        dependencies=[Depends(check_query)],
-        responses={422: ERROR_RESPONSES[422]},
-        docs_url=None,  # this page would load scripts from other hosts
-        redoc_url=None,
-        redirect_slashes=False,  # behind a proxy it would send callers, and their keys, to http://
-        separate_input_output_schemas=False,
-    )
-    install_error_handlers(app)
+    about = "Guides every query to the client best equipped for it. docs/serve.md says more."
+    app = new_application("feddrm gateway", gateway.lifespan, description=about, separate_input_output_schemas=False)
     add_query_routes(app, gateway)
     add_outcome_routes(app, gateway)
     add_administration_routes(app, gateway)

@@ -132,7 +132,7 @@ class ColumnSums:
         if not self.levels:
             # Six digits: the schema is then the same however the rows are divided among clients.
             deviation = math.sqrt(self.squares / self.count) if self.count else 0.0
-            scale = _six_digits(deviation) if deviation > 1e-9 * abs(self.mean) else 1.0
+            scale = float(f"{deviation:.6g}") if deviation > 1e-9 * abs(self.mean) else 1.0
             # Up to twelve where six would leave numbers many deviations from zero.
             further = math.ceil(math.log10(max(abs(self.mean) / scale, 1.0)))
             centre = float(f"{self.mean:.{min(max(6, 3 + further), 12)}g}")
@@ -249,7 +249,3 @@ def schema_from_sums(sums: Mapping[str, ColumnSums]) -> TableSchema:
     schema = TableSchema(tuple(column.column(name) for name, column in sums.items()))
     schema.check()
     return schema
-
-
-def _six_digits(value: float) -> float:
-    return float(f"{value:.6g}")

@@ -77,11 +77,8 @@ class CsvTable:
         elif value is None and parse_float(text.replace(",", ".", 1)) is not None:
             problem, remedy = f"is {quoted(text)}, not a number", DECIMAL_POINT
         elif value is None:
-            problem, remedy, auto = (
-                f"is {quoted(text)}, not a number",
-                "encode it as numbers",
-                "makes categories of texts",
-            )
+            problem, remedy = f"is {quoted(text)}, not a number", "encode it as numbers"
+            auto = "makes categories of texts"
         elif not abs(value) <= MAX_FLOAT32:
             problem, remedy = f"is {quoted(text)}, not a finite 32-bit number", "correct it"
         else:

@@ -8,10 +8,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feddrm.router.features.colour import LEVELS, _counts, _levels, colour_statistics, hue_saturation_value
+from feddrm.router.features.colour import LEVELS, _counts, _levels, colour_parts, hue_saturation_value
 from feddrm.router.solver.client_statistics import Sample, client_scores
 from feddrm.router.solver.problem import Problem, add
 from feddrm.router.solver.solve import moments_of, scaler_of, solve
+
+
+def colour_statistics(pixels: torch.Tensor) -> torch.Tensor:
+    return torch.cat(list(colour_parts(pixels).values()), dim=1)
 
 
 def smooth_images(count: int, seed: int) -> torch.Tensor:

@@ -28,12 +28,10 @@ def test_a_saved_fit_goes_on_bit_for_bit() -> None:
         return state
 
     straight = play(first_state(problem, 4), 9)
-    halfway = FitState.load(load(save(play(first_state(problem, 4), 4).tensors())))
-    resumed = play(halfway, 5)
-    for name, value in straight.tensors().items():
+    saved = save({name: value.contiguous() for name, value in vars(play(first_state(problem, 4), 4)).items()})
+    resumed = play(FitState(**load(saved)), 5)
+    for name, value in vars(straight).items():
         assert torch.equal(value, getattr(resumed, name)), name
-    with refused("lacks 'steps'", "start the fit again"):
-        FitState.load({k: v for k, v in halfway.tensors().items() if k != "steps"})
 
 
 @pytest.mark.parametrize("pairs", [0, 1, 7, lbfgs.MEMORY, lbfgs.MEMORY + 5])

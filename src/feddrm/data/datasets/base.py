@@ -6,8 +6,11 @@ from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from feddrm.data.federation import Federation
-from feddrm.data.partition import PARTITIONS
+from feddrm.data.partition import PARTITIONS, Indices, partition
 from feddrm.data.shift import SHIFTS
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.registry import Named, check_choice
@@ -78,6 +81,12 @@ class DividedDataset(Dataset, ABC):
         settings = super().settings()
         unused = {"dirichlet": {"shards"}, "shards": {"alpha"}, "iid": {"alpha", "shards"}}[self.partition]
         return {key: value for key, value in settings.items() if key not in unused}
+
+    def divide(self, labels: NDArray[np.int64]) -> list[tuple[Indices, Indices]]:
+        """The numbers of every client's training and test samples, divided by these labels."""
+        return partition(
+            labels, clients=self.clients, kind=self.partition, alpha=self.alpha, shards=self.shards, seed=self.seed
+        )
 
 
 def load(name: str, /, **settings: Any) -> Federation:

@@ -23,7 +23,6 @@ from feddrm.data.crop import RandomResizedCrop, column_first
 from feddrm.data.datasets.base import DividedDataset, FileDataset
 from feddrm.data.datasets.cifar_names import CIFAR10, CIFAR20, CIFAR100
 from feddrm.data.federation import Federation
-from feddrm.data.partition import partition
 from feddrm.data.shift import colour_shifts
 from feddrm.data.view import View
 from feddrm.errors import FeddrmError
@@ -66,14 +65,7 @@ class Cifar(DividedDataset, FileDataset, ABC):
     def load(self) -> Federation:
         pool = read_pool(self.origin, data_dir=self.data_dir, download=self.download)
         labels = self.labels(pool)
-        parts = partition(
-            self.partition_labels(pool),
-            clients=self.clients,
-            kind=self.partition,
-            alpha=self.alpha,
-            shards=self.shards,
-            seed=self.seed,
-        )
+        parts = self.divide(self.partition_labels(pool))
         x = torch.from_numpy(pool.images).permute(0, 3, 1, 2)
         y = torch.from_numpy(labels)
 

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from feddrm.data.client import Client, Split
 from feddrm.data.datasets.base import DividedDataset
 from feddrm.data.federation import Federation
-from feddrm.data.partition import partition
 from feddrm.data.view import View
 from feddrm.registry import check_choice
 
@@ -119,13 +118,10 @@ class Digits(DividedDataset):
 
     def load(self) -> Federation:
         images, labels = originals()
-        parts = partition(
-            labels, clients=self.clients, kind=self.partition, alpha=self.alpha, shards=self.shards, seed=self.seed
-        )
         strength = STRENGTH[self.shift]
         examples = images[[int(np.flatnonzero(labels == k)[0]) for k in range(8)]]
         clients, gallery = [], []
-        for i, (train, test) in enumerate(parts):
+        for i, (train, test) in enumerate(self.divide(labels)):
             scanner, repetition = SCANNERS[i % len(SCANNERS)], i // len(SCANNERS)
             rng = np.random.default_rng((self.seed, i))
 

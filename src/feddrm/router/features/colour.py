@@ -27,13 +27,8 @@ CDF_BINS, CDF_WIDTH = 64, 4.0
 PATCHES = 4
 
 
-def colour_statistics(pixels: Tensor) -> Tensor:
-    """One row per image [n, channels, height, width] in [0, 1]; with hue and saturation if there are three channels."""
-    return torch.cat(list(colour_parts(pixels).values()), dim=1)
-
-
 def colour_parts(pixels: Tensor) -> dict[str, Tensor]:
-    """The columns of :func:`colour_statistics` by kind, in their order."""
+    """The columns by kind, of images [n, channels, height, width] in [0, 1]; of three channels hue and saturation."""
     channels = [pixels]
     weights = None
     if pixels.shape[1] == 3:

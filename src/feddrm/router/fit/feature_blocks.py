@@ -144,9 +144,8 @@ class BlockChooser:
                 ridges = [max(alone.values()) * factor for factor in AROUND]
                 own = self.try_ridges(recipe, ridges, alone if self.ridge is None else None)
                 blocks[recipe.name] = own[target]
-        return tried, {
-            target: self.refined(target, min(blocks.values(), key=_loss)) for target, blocks in tried.items()
-        }
+        best = {target: min(blocks.values(), key=lambda one: one.choice.loss) for target, blocks in tried.items()}
+        return tried, {target: self.refined(target, block) for target, block in best.items()}
 
     def refined(self, target: MomentTarget, block: FeatureBlock) -> FeatureBlock:
         """The block with its ridge chosen more finely."""
@@ -154,7 +153,3 @@ class BlockChooser:
             return block
         ridges = [factor * block.choice.ridge for factor in FINER]
         return replace(block, choice=choose_ridges(block.of_folds(self.folds), ridges, block.solved)[target])
-
-
-def _loss(block: FeatureBlock) -> float:
-    return block.choice.loss

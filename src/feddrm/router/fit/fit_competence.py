@@ -75,7 +75,10 @@ def choose_ridge(judged: Judged, design: DesignMatrix, part_bytes: int | None = 
     """
     folds = _folds(len(judged.x))
     clients = judged.right.shape[1]
-    some = judged if clients <= MANY else replace(judged, right=judged.right[:, _drawn(clients)])
+    some = judged
+    if clients > MANY:
+        drawn = torch.randperm(clients, generator=torch.Generator().manual_seed(0))[:MANY]  # the same in every fit
+        some = replace(judged, right=judged.right[:, drawn])
     path, parts = RidgePath(RIDGES, folds), _parts(some, folds)
     while (ridge := path.ridge) is not None:
         path.take(*_on_folds(parts, design, ridge, path.starts, part_bytes))
@@ -133,11 +136,6 @@ def _fit(
         fit = solve(problem, [some], design.whitening, start=own, rounds=rounds, tolerance=tolerance)
         points.append(fit.point)
     return points[0] if len(points) == 1 else torch.cat(points)
-
-
-def _drawn(clients: int) -> Tensor:
-    """The numbers of MANY clients, drawn at random, the same ones in every fit."""
-    return torch.randperm(clients, generator=torch.Generator().manual_seed(0))[:MANY]
 
 
 def odds_of_right(point: Tensor) -> Tensor:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Self
 
 import torch
 from torch import Tensor
@@ -40,8 +39,7 @@ class FitState:
     """All the server remembers between rounds. Clients evaluate ``trial`` next.
 
     ``iterate`` is the last accepted point; ``losses`` and ``gradients`` are every client's last answers, and
-    ``fresh`` marks the clients whose answers belong to ``iterate``. :meth:`tensors` saves a state, :meth:`load`
-    restores it.
+    ``fresh`` marks the clients whose answers belong to ``iterate``.
     """
 
     trial: Tensor  # [outputs, d + 1]
@@ -57,18 +55,6 @@ class FitState:
     promised: Tensor  # decrease of the loss that the quadratic model predicts for the next step
     rounds: Tensor
     done: Tensor
-
-    def tensors(self) -> dict[str, Tensor]:
-        """For a file or a message."""
-        return {name: getattr(self, name).contiguous() for name in self.__dataclass_fields__}
-
-    @classmethod
-    def load(cls, tensors: Mapping[str, Tensor]) -> Self:
-        """The inverse of :meth:`tensors`."""
-        missing = [name for name in cls.__dataclass_fields__ if name not in tensors]
-        if missing:
-            raise FeddrmError(f"the saved fit lacks '{missing[0]}': start the fit again")
-        return cls(**{name: tensors[name] for name in cls.__dataclass_fields__})
 
 
 Watch = Callable[[FitState], None]

@@ -56,14 +56,14 @@ def solve(
     samples: Sequence[Sample | BlockDiagonal],
     whitening: Whitening | None = None,
     *,
-    start: Tensor | FitState | None = None,
+    start: Tensor | None = None,
     rounds: int | None = None,
     tolerance: float = 1e-7,
     watch: Watch | None = None,
 ) -> Fit:
-    """Fit one problem to samples that are here. ``start`` is a point, or a state to go on from."""
+    """Fit one problem to samples that are here, from zero or from the point ``start``."""
     like = samples[0].x
-    state = start if isinstance(start, FitState) else first_state(problem, len(samples), like=like, start=start)
+    state = first_state(problem, len(samples), like=like, start=start)
 
     def gradients(trials: Mapping[str, Tensor]) -> dict[str, dict[int, ClientSums]]:
         return {key: {i: client_gradient(s, point) for i, s in enumerate(samples)} for key, point in trials.items()}

@@ -100,7 +100,7 @@ class UseLog:
         on_count: Callable[[str, int], None] = lambda *_: None,
     ) -> None:
         self.path, self.retention, self.max_rows, self.feature_rows = path, retention_days * DAY, max_rows, feature_rows
-        self.written = self.dropped = 0
+        self.dropped = 0
         self.trouble: str | None = None
         self._count = on_count
         self._added = self._handled = 0
@@ -218,7 +218,6 @@ class UseLog:
             if self.trouble is not None:
                 log.info("the use log is written again", extra={"fields": {"dropped": self.dropped}})
             self.trouble = None
-            self.written += len(uses)
             self._count("written", len(uses))
         self._handled += len(uses)
 

@@ -1,4 +1,7 @@
-"""ASGI middleware: id, trace, limits, log line and error answer of every request; direct calls of busy paths."""
+"""What gateway and predictor are made of: an application without paths, its middleware, direct calls of busy paths.
+
+The middleware gives every request its id, trace, limits, log line and, if need be, its error answer.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +12,18 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import lru_cache
 from random import getrandbits
+from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from feddrm._version import __version__
 from feddrm.serve.batching import Busy
 from feddrm.serve.http.decode import check_query
-from feddrm.serve.http.error_responses import error_response, response_for
+from feddrm.serve.http.error_responses import ERROR_RESPONSES, error_response, install_error_handlers, response_for
 from feddrm.serve.settings import HttpSettings, is_loopback
 from feddrm.serve.telemetry.logs import log_request
 from feddrm.serve.telemetry.tracing import RequestTrace, Tracer
@@ -182,6 +187,23 @@ class FastPaths:
             if response is None:
                 raise
         await response(scope, receive, send)
+
+
+def new_application(title: str, lifespan: Callable[[FastAPI], Any], **described: Any) -> FastAPI:
+    """An application without paths: it refuses unknown options, and answers errors in our form."""
+    app = FastAPI(
+        title=title,
+        version=__version__,
+        lifespan=lifespan,
+        dependencies=[Depends(check_query)],
+        responses={422: ERROR_RESPONSES[422]},
+        docs_url=None,  # this page would load scripts from other hosts
+        redoc_url=None,
+        redirect_slashes=False,  # behind a proxy it would send callers, and their keys, to http://
+        **described,
+    )
+    install_error_handlers(app)
+    return app
 
 
 def _find_route(app: FastAPI, path: str) -> Scope:

@@ -8,19 +8,18 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from time import time_ns
 from typing import Any
 
-from fastapi import Depends, FastAPI, Request
+from fastapi import FastAPI, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from feddrm._version import __version__
 from feddrm.predictor.predictor import Predictor
 from feddrm.router.answer_calibration import NO_SCORES
 from feddrm.serve.access import Access
 from feddrm.serve.batching import Batcher
 from feddrm.serve.http.authorise import authorise
-from feddrm.serve.http.decode import Array, InputSpec, check_query, check_samples, options_in
-from feddrm.serve.http.error_responses import ERROR_RESPONSES, ApiError, install_error_handlers
-from feddrm.serve.http.middleware import FastPaths, RequestMiddleware
+from feddrm.serve.http.decode import Array, InputSpec, check_samples, options_in
+from feddrm.serve.http.error_responses import ApiError
+from feddrm.serve.http.middleware import FastPaths, RequestMiddleware, new_application
 from feddrm.serve.oip.codec import json_texts
 from feddrm.serve.oip.oip_routes import Outputs, Tensors, add_oip_routes, answer_infer
 from feddrm.serve.schemas import PredictorOptions
@@ -58,17 +57,7 @@ def build_predictor(predictor: Predictor, settings: PredictorSettings) -> ASGIAp
         state["ready"] = False
         await asyncio.to_thread(tracer.close)
 
-    app = FastAPI(
-        title=f"feddrm client {predictor.name}",
-        version=__version__,
-        lifespan=lifespan,
-        dependencies=[Depends(check_query)],
-        responses={422: ERROR_RESPONSES[422]},
-        docs_url=None,
-        redoc_url=None,
-        redirect_slashes=False,  # as the gateway
-    )
-    install_error_handlers(app)
+    app = new_application(f"feddrm client {predictor.name}", lifespan)
 
     def describe(_: str) -> tuple[str, Tensors, Tensors]:
         inputs = [("input", "UINT8" if spec.is_image else "FP32", [-1, *spec.shape])]
