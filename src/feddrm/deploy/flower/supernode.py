@@ -22,7 +22,8 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 
 from feddrm.deploy.flower.supervisor import note
 from feddrm.deploy.site.site_status import CONNECTED
-from feddrm.io.connection_errors import FOREIGN, NOT_TLS, SPEAKS_TLS, explain
+from feddrm.deploy.tls_files import ASK_FOR_IT
+from feddrm.io.connection_errors import FOREIGN, NOT_TLS, OLD_AUTHORITY, SPEAKS_TLS, explain
 
 FIRST_BACKOFF = 0.05  # seconds
 SHARE = 0.05  # of the time without a message that the next one may have to wait
@@ -35,6 +36,7 @@ STILL_ONLINE = (
 )
 SITE_WORDS = {  # what a site's administrator can do
     FOREIGN: "the server's certificate is signed by another authority than ca.crt here: get ca.crt from the server",
+    OLD_AUTHORITY: f"ca.crt here has expired: {ASK_FOR_IT}, or set this machine's clock",
     NOT_TLS: "the server does not speak TLS on this port: check 'server' in site.yaml, or ask for its certificate",
     SPEAKS_TLS: "the server speaks TLS, and site.yaml says 'insecure: true': remove that line",
 }
