@@ -20,6 +20,7 @@ from feddrm.deploy.site.site_masks import Masking, SiteMasks
 from feddrm.deploy.site.site_run import SiteRun, accuracy_counts
 from feddrm.deploy.site.site_settings import SiteSettings
 from feddrm.deploy.site.site_status import CONFIG, SiteStatus
+from feddrm.deploy.site.without_places import without_places
 from feddrm.deploy.wire.key_files import load_private_key, load_public_key
 from feddrm.deploy.wire.masks import MASK_PROTOCOL, SUMMED, required_masks, summed_fields
 from feddrm.deploy.wire.messages import ANY_SITE, Message, digest, pack, sign, unpack, verify
@@ -83,7 +84,7 @@ class Site:
         try:
             body = self._handlers[request.header["kind"]](request)
         except FeddrmError as error:
-            body = pack({"error": str(error)})
+            body = pack({"error": without_places(str(error), self.folder)})
             self.status.message(request.header, str(error))
         except Exception as error:  # the server must get a reply whatever happens, or it waits for it
             body = pack({"error": f"{type(error).__name__} at {self.name}: see its log"})
