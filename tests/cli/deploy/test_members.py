@@ -135,6 +135,11 @@ def test_check_of_a_server_and_of_a_whole_project(deploy: Call, project: Path) -
     assert code == int("problem" in found.values())
     whole = json.loads(deploy("check", "f", "--json")[1])
     assert list(whole) == ["server", "lima", "oslo", "pune"]
+    deploy("remove-site", "f", "pune")
+    assert list(json.loads(deploy("check", "f", "--json")[1])) == ["server", "lima", "oslo"], (
+        "pune is not started any more"
+    )
+    assert "samples" in deploy("check", "f/sites/pune")[1]
     (project / "server" / "secret").chmod(0o644)
     code, out = deploy("check", "f")
     assert code == 1
