@@ -25,5 +25,5 @@ def certificate_finding(path: Path, remedy: str) -> Finding:
     if now > end:
         return Finding("certificate", PROBLEM, f"{dates}: it has expired, {remedy}")
     if (end - now).days < SOON_DAYS:
-        return Finding("certificate", WARNING, f"{dates}: {remedy}")
+        return Finding("certificate", WARNING, f"{dates}: it ends soon, {remedy}")
     return Finding("certificate", OK, dates)
