@@ -105,7 +105,12 @@ def add_site(
     typer.echo(f"wrote {made}: send it to {name} ({whose})")
     typer.echo(AT_ONCE)
     typer.echo(f"for secure aggregation every other site puts {name}'s node.pub into its folder as keys/{name}.pub")
-    if _goes_on(state):
+    if _goes_on(state) and name in state.members:
+        typer.echo(
+            f"run '{state.folder.name}' began with another {name}: to go on in it, put 'runs' of that site's folder "
+            f"into the new one; otherwise the run cannot end while {name} is a site"
+        )
+    elif _goes_on(state):
         typer.echo(f"run '{state.folder.name}' goes on without {name}, which takes part in the next run")
     _name_next_run(state, run)
 
