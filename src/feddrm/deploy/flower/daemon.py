@@ -16,7 +16,7 @@ from flwr.supercore.constant import TaskType
 
 from feddrm.checks.ports import why_taken
 from feddrm.deploy.flower.apps import SERVER_FOLDER, site_at
-from feddrm.deploy.flower.supernode import MESSAGE, IdlePause, shorten_first_backoff
+from feddrm.deploy.flower.pauses import MESSAGE, IdlePause, shorten_first_backoff
 from feddrm.deploy.flower.supervisor import Supervisor
 from feddrm.deploy.flower.task_worker import (
     FlowerConnection,
