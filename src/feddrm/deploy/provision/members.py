@@ -38,9 +38,10 @@ class RunState:
     def of(cls, server: Path, settings: FederationSettings) -> RunState:
         run = RunFolder(server / "runs" / settings.run)
         paths = (run.path / RUN_SETTINGS, run.summary_file, run.router / MANIFEST)
+        begun, finished, router = (path.exists() for path in paths)
         spec = run.path / RUN_SPEC
         members = read_json(spec, "put it back from a copy, or choose another 'run'")["names"] if spec.exists() else ()
-        return cls(run.path, *(path.exists() for path in paths), members=tuple(members))
+        return cls(run.path, begun, finished, router, tuple(members))
 
 
 def read_public_key(path: Path, keys: Path) -> bytes:
