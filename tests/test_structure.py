@@ -38,6 +38,7 @@ COVERED = {
     "_version.py": "tests/test_api.py",
     "bench/engine.py": "tests/cli/test_bench.py",
     "data/sources/table_rows.py": "tests/data/sources/test_csv_tables.py",
+    "deploy/flower/control_token.py": "tests/deploy/flower/test_superlink.py",
     "deploy/provision/templates.py": "tests/deploy/provision/test_project.py",
     "deploy/site/site_fit.py": "tests/deploy/server/test_remote_cohort.py",
     "models/groupnorm_triton.py": "tests/models/test_groupnorm.py",

@@ -12,8 +12,20 @@ from pathlib import Path
 
 import pytest
 
+from dates import days_from_now
 from feddrm.io import connection_errors
-from feddrm.io.connection_errors import FOREIGN, HANDSHAKE, NOT_TLS, SPEAKS_TLS, HandshakeLog, explain, log_handshake
+from feddrm.io.connection_errors import (
+    EARLY_AUTHORITY,
+    FOREIGN,
+    HANDSHAKE,
+    NOT_TLS,
+    OLD_AUTHORITY,
+    SPEAKS_TLS,
+    HandshakeLog,
+    certificate_dates,
+    explain,
+    log_handshake,
+)
 
 httpx = pytest.importorskip("httpx")
 certificates = pytest.importorskip("feddrm.deploy.provision.certificates")
@@ -102,8 +114,46 @@ def test_an_expired_certificate_is_named_at_both_ends(
     serving: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(certificates, "SERVER_DAYS", -0.5)
-    assert "has expired" in failure(f"https://127.0.0.1:{serving('127.0.0.1')}", tmp_path / "ca.crt")
+    said = failure(f"https://127.0.0.1:{serving('127.0.0.1')}", tmp_path / "ca.crt")
+    begin, end = certificate_dates((tmp_path / "tls.crt").read_text())
+    assert said == (
+        f"its certificate has expired (it is valid from {begin:%Y-%m-%d} to {end:%Y-%m-%d}): renew it there, or set "
+        "this machine's clock"
+    )
     assert wait_for_log(caplog) == [HANDSHAKE["CERTIFICATE_EXPIRED"]]
+
+
+def test_a_certificate_that_is_not_valid_yet_is_not_taken_for_one_of_another_host(
+    serving: Callable[..., int], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    serving("127.0.0.1")
+    with days_from_now(3):
+        certificates.renew_certificate(tmp_path / "authority", tmp_path, ["127.0.0.1"])
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "tls.crt", tmp_path / "tls.key")
+    context.sslobject_class = HandshakeLog
+    with listening(context) as port:
+        said = failure(f"https://127.0.0.1:{port}", tmp_path / "ca.crt")
+    begin, _ = certificate_dates((tmp_path / "tls.crt").read_text())
+    assert said.startswith(f"its certificate is not valid yet (it is valid from {begin:%Y-%m-%d}")
+    assert said.endswith("compare the clocks of both ends")
+    (text,) = wait_for_log(caplog)
+    assert "not valid yet by the caller's clock" in text
+
+
+@pytest.mark.parametrize(("days", "begins", "words"), [(-0.5, 0, OLD_AUTHORITY), (3650, 3, EARLY_AUTHORITY)])
+def test_the_dates_of_the_authority_are_told_apart_from_the_servers(
+    days: float, begins: float, words: str, serving: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is the caller's own file that has to be renewed, not the server's."""
+    monkeypatch.setattr(certificates, "AUTHORITY_DAYS", days)
+    with days_from_now(begins):
+        certificates.write_certificates(tmp_path / "authority", tmp_path, ["127.0.0.1"])
+    certificates.renew_certificate(tmp_path / "authority", tmp_path, ["127.0.0.1"])
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "tls.crt", tmp_path / "tls.key")
+    with listening(context) as port:
+        assert failure(f"https://127.0.0.1:{port}", tmp_path / "ca.crt") == words
 
 
 def test_http_to_a_tls_port_is_named_at_both_ends(

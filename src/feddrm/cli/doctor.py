@@ -56,12 +56,10 @@ def doctor(
 
 
 def _certificates(folder: Path) -> Iterator[Finding]:
-    try:
-        from feddrm.deploy.provision.folder_check import check_certificate
-    except ImportError as error:
-        raise FeddrmError(f"certificates need more packages ({error}): pip install 'feddrm[deploy]'") from error
+    from feddrm.checks.certificate_finding import certificate_finding
+
     paths = sorted(folder.glob("*.crt"))
     if not paths:
         raise FeddrmError(f"--certificates {folder}: there is no .crt in it: give a folder of 'feddrm deploy init'")
     for path in paths:
-        yield from check_certificate(path, "renew it ('feddrm deploy renew'), or get a new one from its owner")
+        yield certificate_finding(path, "renew it ('feddrm deploy renew'), or get a new one from its owner")

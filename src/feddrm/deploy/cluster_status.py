@@ -21,6 +21,12 @@ def folders(project: Path) -> dict[str, Path]:
     return {"server": server_folder(project), **{path.name: path for path in site_folders(project)}}
 
 
+def member_folders(project: Path) -> dict[str, Path]:
+    """As :func:`folders`, without the sites that were removed: the server would refuse them for ever."""
+    members = read_members(server_folder(project)).clients
+    return {n: place for n, place in folders(project).items() if n == "server" or site_name(place) in members}
+
+
 def site_folders(project: Path) -> list[Path]:
     """The folders of a project's sites that are on this machine."""
     return [path for path in sorted((project / "sites").glob("*")) if path.is_dir()]

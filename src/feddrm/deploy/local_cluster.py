@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from feddrm.checks.findings import require_writable
-from feddrm.deploy.cluster_status import folders, read_summary, server_folder
+from feddrm.deploy.cluster_status import folders, member_folders, read_summary, server_folder
 from feddrm.deploy.process_lock import running
 from feddrm.deploy.rotating_log import DATED, LOG, last_line
 from feddrm.deploy.server.federation_file import read_members
 from feddrm.deploy.server.federation_settings import FederationSettings
 from feddrm.deploy.server.status import JOB, STOPPED, read_status
 from feddrm.deploy.site.site_settings import SiteSettings
-from feddrm.deploy.site.site_status import site_name
 from feddrm.errors import FeddrmError, InterruptedRunError
 from feddrm.io.atomic import write_atomically
 from feddrm.io.text import json_line
@@ -35,12 +34,9 @@ _started: list[subprocess.Popen[bytes]] = []  # kept, because Python warns of a 
 def up(project: Path) -> list[str]:
     """Start what is not running yet, each in its own process group with a log in its folder.
 
-    A site that was removed is not started: the server would refuse it for ever.
     If one of them cannot start, all of them are stopped: a run begins, and ends, with all its sites.
     """
-    members = read_members(server_folder(project)).clients
-    wanted = {n: folder for n, folder in folders(project).items() if n == "server" or site_name(folder) in members}
-    idle = {name: folder for name, folder in wanted.items() if running(folder) is None}
+    idle = {name: folder for name, folder in member_folders(project).items() if running(folder) is None}
     for name, folder in idle.items():  # what would end them is reported before anything is started
         (FederationSettings if name == "server" else SiteSettings).read(folder)
         require_writable(folder)

@@ -40,7 +40,10 @@ from feddrm.typed_settings import typed_arguments
 FORMAT = "feddrm-router-1"
 MANIFEST, ROUTER, TRUNK, HEADS = "manifest.json", "router.safetensors", "trunk.safetensors", "heads.safetensors"
 TASK = "task"  # a note in the manifest; without it the task is classification
-AGAIN = "fit it again with 'feddrm fit-router'"
+AGAIN = (
+    "fit it again with 'feddrm fit-router'; of a deployed run, put the folder back from the server or a site, which "
+    "have the same"
+)
 DIVERGED = "train with a lower --lr, or scale the data"
 REFERENCE = ("drift_count", "drift_mean", "drift_covariance")  # tensors, absent from older routers
 DECORRELATED = ("decorrelated_places", "decorrelated_matrix")  # of a table; absent from older routers

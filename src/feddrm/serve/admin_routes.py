@@ -22,6 +22,7 @@ from feddrm.serve.gateway import Gateway
 from feddrm.serve.http.authorise import authorise
 from feddrm.serve.http.decode import checked_options, read_body, require_known
 from feddrm.serve.http.error_responses import ERROR_RESPONSES, ApiError, json_response
+from feddrm.serve.http.number_array import require_few_lists
 from feddrm.serve.http.openapi import json_body
 from feddrm.serve.loaded_router import LoadedRouter
 from feddrm.serve.schemas import (
@@ -161,6 +162,7 @@ def _use_log(gateway: Gateway) -> UseLog:
 
 def _read_outcomes(body: bytes, classes: Sequence[str]) -> list[Outcome]:
     """The outcomes of a body: one object, or a list of them under ``outcomes``. Their labels must be classes."""
+    require_few_lists(body, MAX_OUTCOMES)
     try:
         content = orjson.loads(body)
     except ValueError as error:

@@ -76,6 +76,7 @@ def test_what_a_change_means_for_a_run_and_its_router_is_said(deploy: Call, proj
     (run / "router").mkdir(parents=True)
     (run / "settings.json").write_text("{}")
     assert "run 'first' goes on without quito" in deploy("add-site", "f", "quito")[1]
+    (run / "brief.json").write_text('{"names": ["oslo", "lima", "pune"]}')
     code, out = deploy("remove-site", "f", "lima")
     assert code == 0
     assert "its private part stays with it" in out
@@ -83,6 +84,11 @@ def test_what_a_change_means_for_a_run_and_its_router_is_said(deploy: Call, proj
     assert "feddrm deploy down f; rm -r f/sites/lima" in out
     assert "run 'first' goes on without lima; it fits no router" in out
     assert "router leave" not in out
+    back = deploy("add-site", "f", "lima", "--out", "lima")[1]
+    assert (
+        "run 'first' began with another lima: to go on in it, put 'runs' of that site's folder into the new one" in back
+    )
+    assert "goes on without lima" not in back
     (run / "router" / "manifest.json").write_text("{}")
     (run / "summary.json").write_text("{}")
     code, out = deploy("remove-site", "f", "pune")
@@ -135,6 +141,11 @@ def test_check_of_a_server_and_of_a_whole_project(deploy: Call, project: Path) -
     assert code == int("problem" in found.values())
     whole = json.loads(deploy("check", "f", "--json")[1])
     assert list(whole) == ["server", "lima", "oslo", "pune"]
+    deploy("remove-site", "f", "pune")
+    assert list(json.loads(deploy("check", "f", "--json")[1])) == ["server", "lima", "oslo"], (
+        "pune is not started any more"
+    )
+    assert "samples" in deploy("check", "f/sites/pune")[1]
     (project / "server" / "secret").chmod(0o644)
     code, out = deploy("check", "f")
     assert code == 1

@@ -9,10 +9,12 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from flwr.common.config import parse_config_args
 
+from dates import days_from_now
 from deployment import Deployed
 from feddrm.deploy.flower import daemon
 from feddrm.deploy.flower.daemon import free_port, superlink_command
@@ -23,8 +25,10 @@ from refusal import refused
 pytestmark = pytest.mark.slow
 
 
-def test_no_process_of_a_federation_waits_for_the_statistics_of_a_comparison() -> None:
-    """Each of them would import for a third longer. A comparison, if the settings ask for one, loads them."""
+def test_no_daemon_waits_for_the_statistics_of_a_comparison_or_for_flowers_database() -> None:
+    """Each of them would import for longer. A comparison, if the settings ask for one, loads the statistics; SuperLink
+    and SuperNode, which are processes of their own, load the database.
+    """
     script = (
         "import json, os, sys, feddrm.deploy.flower.daemon\n"
         "print(json.dumps([*sys.modules]), flush=True)\n"
@@ -34,6 +38,7 @@ def test_no_process_of_a_federation_waits_for_the_statistics_of_a_comparison() -
     loaded = set(json.loads(run.stdout))
     assert {"torch", "feddrm.deploy.server.remote_cohort"} <= loaded
     assert not loaded & {"matplotlib", "scipy.interpolate", "scipy.stats", "feddrm.comparison", "feddrm.drm"}
+    assert not loaded & {"sqlalchemy", "alembic"}
 
 
 def test_a_port_that_another_program_uses_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,6 +66,52 @@ def test_a_file_that_flower_needs_is_missed_at_the_start(
     with refused(f"{folder / file} is missing", "put it back"):
         (daemon.run_server if place == "server" else daemon.run_site)(folder)
     assert f"{file} is missing" in (folder / LOG).read_text()
+
+
+@pytest.mark.parametrize(
+    ("place", "days", "words"),
+    [
+        ("server", 826, ("tls.crt is valid from", "it has expired, renew it with 'feddrm deploy renew'")),
+        ("server", 3651, ("ca.crt is valid from", "it has expired, make a new project")),
+        ("server", -3, ("the clock: it says", "set this machine's clock")),
+        ("sites/oslo", 3651, ("ca.crt is valid from", "it has expired, ask the coordinator")),
+    ],
+)
+def test_a_certificate_that_nobody_would_accept_is_refused_at_the_start(
+    place: str, days: float, words: tuple[str, ...], deployed: Callable[..., Deployed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server ran, and told nothing until a site had refused its certificate."""
+    monkeypatch.setattr(daemon, "Supervisor", lambda *words: pytest.fail("it was started"))
+    monkeypatch.setenv(daemon.SERVER_FOLDER, "")
+    folder = deployed().folder / place
+    with days_from_now(days), refused(*words):
+        (daemon.run_server if place == "server" else daemon.run_site)(folder)
+    assert words[0] in (folder / LOG).read_text()
+
+
+def test_a_certificate_that_ends_soon_is_complained_of_while_the_server_runs(
+    deployed: Callable[..., Deployed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where nothing can be registered any more, which needs a valid certificate itself."""
+    folder, looks = deployed().folder / "server", []
+
+    def not_reachable(*_: object) -> None:
+        raise RuntimeError("no SuperLink")
+
+    def wait(_: float) -> None:
+        looks.append(1)
+        if len(looks) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(daemon, "register_sites", not_reachable)
+    monkeypatch.setattr(daemon.time, "sleep", wait)
+    restarted: list[int] = []
+    superlink = SimpleNamespace(restart=lambda: restarted.append(len(looks)))
+    with days_from_now(800), pytest.raises(KeyboardInterrupt):
+        daemon._follow_files(folder, None, superlink, threading.Event())  # type: ignore[arg-type]
+    (complaint,) = (folder / "complaints.log").read_text().splitlines()
+    assert complaint.endswith("it ends soon, renew it with 'feddrm deploy renew'")
+    assert not restarted
 
 
 @pytest.mark.parametrize("insecure", [False, True])

@@ -19,7 +19,8 @@ from flwr.superlink.routers.fleet import node_auth, router
 from flwr.superlink.servicer.control.control_account_auth_interceptor import ControlAccountAuthInterceptor
 from flwr.superlink.servicer.control.control_handlers import refresh_auth_tokens
 
-from feddrm.deploy.flower.superlink import NOT_YET, REASONS, TokenAuthPlugin, control_token, with_reason, with_words
+from feddrm.deploy.flower.control_token import control_token
+from feddrm.deploy.flower.superlink import NOT_YET, REASONS, TokenAuthPlugin, with_reason, with_words
 from feddrm.deploy.provision.certificates import new_key
 from feddrm.deploy.wire.key_files import fingerprint
 

@@ -5,20 +5,16 @@ from __future__ import annotations
 import inspect
 import re
 import ssl
-import subprocess
-import sys
 
 import httpx
 import pytest
 from flwr.supernode import start_client_internal
 from flwr.supernode.fleet_http_client import FleetHttpClient
 
+from feddrm.deploy.flower.pauses import MESSAGE
 from feddrm.deploy.flower.supernode import (
-    LONGEST_PAUSE,
-    MESSAGE,
     NO_MESSAGE,
     STILL_ONLINE,
-    IdlePause,
     refusal,
     with_message_notes,
     with_notes,
@@ -26,20 +22,6 @@ from feddrm.deploy.flower.supernode import (
 from feddrm.io.connection_errors import FOREIGN
 
 pytestmark = pytest.mark.slow
-
-
-def test_the_first_wait_for_a_part_of_a_message_is_shortened() -> None:
-    """In a process of its own, because it changes Flower."""
-    script = (
-        "from flwr.supercore.inflatable import inflatable_utils as u\n"
-        "from feddrm.deploy.flower.supernode import shorten_first_backoff\n"
-        "fetches = (u.pull_objects, u.pull_and_inflate_object_from_tree)\n"
-        "before = [f.__kwdefaults__['initial_backoff'] for f in fetches]\n"
-        "shorten_first_backoff()\n"
-        "print(before, [f.__kwdefaults__['initial_backoff'] for f in fetches])\n"
-    )
-    printed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
-    assert printed == "[1, 1] [0.05, 0.05]\n"
 
 
 def test_the_module_whose_time_is_replaced_only_sleeps() -> None:
@@ -52,19 +34,6 @@ def test_the_pauses_that_main_tells_apart_are_flowers() -> None:
     assert sorted(re.findall(r"\btime\.sleep\((.*?)\)", source)) == ["0.5", "0.5", f"{NO_MESSAGE:g}"]
     assert source.count("_push_messages(\n                state=state") == 1, "where main is told of a message"
     assert source.count("run_id = _pull_and_store_message(\n") == 1, "where the daemon is told of one"
-
-
-def test_pauses_grow_while_nothing_comes_and_are_short_again_after_a_message() -> None:
-    now = [100.0]
-    pause = IdlePause(0.25, clock=lambda: now[0])
-    assert pause.seconds == 0.25
-    now[0] += 20
-    assert pause.seconds == pytest.approx(1.0), "a twentieth of the time without a message"
-    now[0] += 3600
-    assert pause.seconds == LONGEST_PAUSE
-    pause.reset()
-    assert pause.seconds == 0.25
-    assert IdlePause(5.0, clock=lambda: now[0]).seconds == 5.0, "a site may ask for longer pauses"
 
 
 def test_the_daemon_is_told_of_a_message_that_has_come(capsys: pytest.CaptureFixture[str]) -> None:

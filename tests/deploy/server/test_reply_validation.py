@@ -264,7 +264,7 @@ def test_statistics_beside_the_leaves_are_checked_too(method: str, deployed: Mak
             sent = chosen.send(shared, i)
             header = {"brief": spec.as_dict(), "round": number, "after": number - 1}
             reply = unpack(deployment.site(name)._train(Message(header, sent)))
-            reply.header["seconds"] = 0.1
+            reply.header.update(seconds=0.1, answers="abc")
             uploads.append(check_update(reply, form, sent, False).tensors)
             if method == "fedpac":
                 with refused("'client' is not what it was sent"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 
 from deployment import NAMES, Deployed, DirectTransport, assert_same, in_one_process, play_round
 from feddrm.deploy.provision.members import remove_site
-from feddrm.deploy.server.training import ServerState
+from feddrm.deploy.server.training import ServerState, Training
 from feddrm.deploy.wire.messages import unpack
 from feddrm.engine import Plan
 from feddrm.engine.communication import Communication
@@ -39,6 +40,61 @@ def test_a_site_that_lost_its_private_slots_is_left_out_and_says_why(deployed: M
         path.unlink()
     assert play_round(server).history[-1]["answered"] == ["oslo", "pune"]
     assert "no private part after round 1" in deployment.complaints[0]
+
+
+@pytest.mark.slow
+def test_a_private_part_of_another_course_of_the_run_is_not_used(deployed: Make, tmp_path: Path) -> None:
+    """All folders go back to a copy; the run takes another course; then one site gets its folder of the first course.
+
+    It has a private part after the same round, which was made from other parameters. It was used without a word.
+    """
+    deployment = deployed(few=True, router=False, training={"rounds": 4})
+    copies = [deployment.folder / "server", *(deployment.site_folder(name) for name in NAMES)]
+
+    def copy(folder: Path, to: Path) -> None:
+        shutil.rmtree(to, ignore_errors=True)
+        shutil.copytree(folder, to)
+        deployment.restart_sites()
+
+    play_round(deployment.server())
+    for folder in copies:
+        copy(folder, tmp_path / "first" / folder.name)
+    server = deployment.server()
+    for _ in range(2):
+        play_round(server)
+    copy(deployment.site_folder("lima"), tmp_path / "lima")
+    for folder in copies:
+        copy(tmp_path / "first" / folder.name, folder)
+    oslo_away = DirectTransport(deployment.folder, away=lambda name, count: (name, count) == ("oslo", 2))  # 1 is hello
+    server = deployment.server(oslo_away)
+    assert play_round(server).history[-1]["answered"] == ["lima", "pune"]
+    assert play_round(server).history[-1]["answered"] == ["oslo", "lima", "pune"]
+    copy(deployment.site_folder("lima"), tmp_path / "latest")
+    copy(tmp_path / "lima", deployment.site_folder("lima"))
+    state = play_round(server)
+    assert state.history[-1]["answered"] == ["oslo", "pune"]
+    assert (
+        "private part after round 3 is not the one that the server went on from" in state.history[-1]["missing"]["lima"]
+    )
+    copy(tmp_path / "latest", deployment.site_folder("lima"))
+    server.go()
+    assert server.run.summary()["accepted"] == {"oslo": 4, "lima": 3, "pune": 4}
+
+
+@pytest.mark.slow
+def test_a_server_that_went_back_to_an_older_checkpoint_is_told_so(deployed: Make, tmp_path: Path) -> None:
+    deployment = deployed(few=True, router=False, training={"rounds": 4})
+    server = deployment.server()
+    play_round(server)
+    shutil.copy(server.checkpoint, tmp_path)
+    expected, _ = play_round(server), play_round(server)
+    shutil.copy(tmp_path / server.checkpoint.name, server.checkpoint)
+    training = Training(server.settings, server.run_spec(), server.channel)
+    played = training.next_round(server.state(training))
+    assert played is None
+    assert "holds no private part after round 1, only after [2, 3]" in server.channel.absences["oslo"]
+    expected.save(server.checkpoint)  # one round back: every site still has what it went on from
+    assert play_round(server).history[-1]["answered"] == list(NAMES)
 
 
 @pytest.mark.slow

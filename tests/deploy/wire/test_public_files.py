@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,8 @@ from deployment import NAMES, Deployed, private_leaves
 from feddrm.cli.app import app
 from feddrm.deploy.wire.public_files import write_public
 from feddrm.predictor.predictor import Predictor
+from feddrm.router import load_router
+from feddrm.router.artifact import MANIFEST, ROUTER, artifact_version
 from feddrm.runs import Run
 from refusal import refused
 
@@ -102,6 +105,22 @@ def test_a_run_without_a_router_removes_the_old_router_from_the_sites(deployed: 
     other.server().go()
     with refused("holds no router"):
         accuracy(deployment)
+
+
+@pytest.mark.slow
+def test_a_damaged_router_is_put_back_from_another_folder_of_its_federation(deployed: Make) -> None:
+    """The error named 'feddrm fit-router' alone, which refuses a deployed run."""
+    deployment = deployed(few=True, routing=ROUTING)
+    deployment.server().go()
+    router, copy = deployment.run / "router", deployment.site_folder("pune") / "router"
+    version = artifact_version(router)
+    for name in (MANIFEST, ROUTER):
+        (router / name).write_bytes((router / name).read_bytes()[:100])
+        with refused(str(router), "of a deployed run, put the folder back from the server or a site"):
+            load_router(router)
+        shutil.rmtree(router)
+        shutil.copytree(copy, router)
+        assert (load_router(router).names, artifact_version(router)) == (NAMES, version)
 
 
 def test_a_site_writes_no_other_file(tmp_path: Path) -> None:

@@ -133,6 +133,15 @@ def test_the_first_of_many_mistakes_is_the_only_error(body: object) -> None:
     assert cause is None or (isinstance(cause, ValidationError) and cause.error_count() == 1)
 
 
+@pytest.mark.parametrize("name", ["features", "inputs", "rows", "without", "unknown"])
+def test_millions_of_empty_lists_are_refused_before_they_are_parsed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They fit the largest body, and took five seconds in which the gateway did nothing else."""
+    monkeypatch.setattr("feddrm.serve.http.decode.orjson.loads", lambda body: pytest.fail("it was parsed"))
+    body = b'{"%b":[%b]}' % (name.encode(), b",".join([b"[]"] * 2_000_000))
+    with refused("the body has 2000002 lists and objects", "give fewer samples"):
+        decode_samples(body, "application/json", {}, GREY, Options)
+
+
 def test_options_of_json_in_the_query_string_are_an_error() -> None:
     """They would be ignored, and the answer would look like the one asked for."""
     with refused("option 'rule' is in the query string", "JSON body"):

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import json
 import tracemalloc
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 
-from feddrm.serve.http.number_array import number_array
+from feddrm.serve.http.number_array import number_array, require_few_lists
 from refusal import refused
 
 
@@ -44,3 +45,14 @@ def test_numbers_out_of_range_never_wrap_around() -> None:
     with refused("0 to 255"):
         number_array([-1], np.dtype("uint8"), "x")
     assert np.isinf(number_array([1e300], np.dtype("float32"), "x")[0])  # refused where finite numbers are checked
+
+
+def test_lists_are_counted_before_they_are_parsed() -> None:
+    colours = [[[0] * 32] * 32] * 3
+    require_few_lists(json.dumps([colours] * 1024, separators=(",", ":")).encode(), 1024)
+    large = json.dumps([[[[0] * 224] * 224] * 3] * 27, separators=(",", ":")).encode()
+    require_few_lists(large, 1)
+    few = b"[" + b",".join([b"{}"] * 127) + b"]"
+    require_few_lists(few, 1)
+    with refused("the body has 129 lists and objects, 128 are read", "give fewer samples"):
+        require_few_lists(b"[" + few + b"]", 1)

@@ -73,3 +73,16 @@ def test_an_answer_has_the_wanted_outputs_as_json_or_bytes() -> None:
     assert output == about
     with refused("no output 'x'", "margin, sure, client"):
         write_answer({}, outputs, InferRequest(inputs=[tensor], outputs=[{"name": "x"}]))
+
+
+def test_millions_of_empty_lists_are_refused_before_they_are_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(InferRequest, "model_validate_json", lambda *_: pytest.fail("it was parsed"))
+    data = b",".join([b"[]"] * 2_000_000)
+    body = b'{"inputs":[{"name":"input","shape":[1,1],"datatype":"FP32","data":[%b]}]}' % data
+    with refused("lists and objects, 131072 are read", "give fewer samples"):
+        read_infer(body, None)
+
+
+def test_tensors_as_bytes_are_not_counted_as_lists() -> None:
+    body, headers = write_infer("input", np.full((1024, 1024), ord("["), np.uint8))
+    assert read_infer(body, headers[LENGTH_HEADER])[1]["input"].shape == (1024, 1024)

@@ -53,19 +53,20 @@ def check(
     """Check a site or the server before it is started: one line each, with the remedy. It changes nothing.
 
     A site: data, floors, folder, disk, versions, key, certificate, the way to the server, clock. The server: settings,
-    folder, disk, versions, keys, certificate, ports. The exit code is 1 if there is a problem.
+    folder, disk, versions, keys, certificate, ports. Of a project: the server, and its sites without the removed ones.
+    The exit code is 1 if there is a problem.
 
     Example: feddrm deploy check federation/sites/oslo
     """
     require_flower()
     from feddrm.checks.findings import PROBLEM
-    from feddrm.deploy.cluster_status import folders, is_site
+    from feddrm.deploy.cluster_status import is_site, member_folders
     from feddrm.deploy.provision.server_check import check_server
     from feddrm.deploy.provision.site_check import check_site
     from feddrm.deploy.server.federation_file import CONFIG
 
     alone = is_site(folder) or (folder / CONFIG).exists()
-    places = {folder.name: folder} if alone else folders(folder)
+    places = {folder.name: folder} if alone else member_folders(folder)
     found = {name: check_site(place) if is_site(place) else check_server(place) for name, place in places.items()}
     if json:
         plain = {name: [vars(finding) for finding in findings] for name, findings in found.items()}
@@ -104,7 +105,12 @@ def add_site(
     typer.echo(f"wrote {made}: send it to {name} ({whose})")
     typer.echo(AT_ONCE)
     typer.echo(f"for secure aggregation every other site puts {name}'s node.pub into its folder as keys/{name}.pub")
-    if _goes_on(state):
+    if _goes_on(state) and name in state.members:
+        typer.echo(
+            f"run '{state.folder.name}' began with another {name}: to go on in it, put 'runs' of that site's folder "
+            f"into the new one; otherwise the run cannot end while {name} is a site"
+        )
+    elif _goes_on(state):
         typer.echo(f"run '{state.folder.name}' goes on without {name}, which takes part in the next run")
     _name_next_run(state, run)
 

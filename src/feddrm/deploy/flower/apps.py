@@ -14,7 +14,7 @@ from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid, ServerApp
 
-from feddrm.deploy.flower.supernode import IdlePause
+from feddrm.deploy.flower.pauses import IdlePause
 from feddrm.deploy.rotating_log import log
 from feddrm.deploy.server.federation_server import Server
 from feddrm.deploy.server.federation_settings import FederationSettings

@@ -16,7 +16,7 @@ from flwr.supercore.constant import TaskType
 
 from feddrm.checks.ports import why_taken
 from feddrm.deploy.flower.apps import SERVER_FOLDER, site_at
-from feddrm.deploy.flower.supernode import MESSAGE, IdlePause, shorten_first_backoff
+from feddrm.deploy.flower.pauses import MESSAGE, IdlePause, shorten_first_backoff
 from feddrm.deploy.flower.supervisor import Supervisor
 from feddrm.deploy.flower.task_worker import (
     FlowerConnection,
@@ -33,6 +33,15 @@ from feddrm.deploy.server.federation_settings import FederationSettings
 from feddrm.deploy.server.site_keys import KEYS, NODES, REMOVED, site_keys
 from feddrm.deploy.server.status import JOB, ServerStatus
 from feddrm.deploy.site.site_settings import SiteSettings
+from feddrm.deploy.tls_files import (
+    AUTHORITY,
+    CERTIFICATE,
+    KEY,
+    require_valid,
+    server_certificates,
+    site_certificate,
+    warnings,
+)
 from feddrm.deploy.watch.watch_page import WatchPage
 from feddrm.deploy.wire.key_files import fingerprint, load_public_key
 from feddrm.errors import FeddrmError
@@ -51,7 +60,9 @@ def run_site(folder: Path) -> None:
     settings = SiteSettings.read(folder)
     shorten_first_backoff()
     with only_process(folder) as mark_ready, logging_to(folder), _until_signal():
-        _require_files(folder, ["secret", *([] if settings.insecure else ["ca.crt"])])
+        _require_files(folder, ["secret", *([] if settings.insecure else [AUTHORITY])])
+        if not settings.insecure:
+            require_valid([site_certificate(folder)])
         site = site_at(str(folder))  # data that cannot be read are reported now, not in a round
         mark_ready()
         site.status.connection(f"connecting to {settings.server}")
@@ -113,7 +124,9 @@ def run_server(folder: Path) -> None:
     os.environ[SERVER_FOLDER] = str(folder)
     shorten_first_backoff()
     with only_process(folder) as mark_ready, logging_to(folder), _until_signal():
-        _require_files(folder, ["secret", *([] if settings.insecure else ["ca.crt", "tls.crt", "tls.key"])])
+        _require_files(folder, ["secret", *([] if settings.insecure else [AUTHORITY, CERTIFICATE, KEY])])
+        if not settings.insecure:
+            require_valid(server_certificates(folder))
         _wait_for_port("127.0.0.1" if settings.local else "", settings.port)
         if settings.watch_port is not None:
             WatchPage(folder, settings.watch_port)
@@ -125,7 +138,7 @@ def run_server(folder: Path) -> None:
             superlink_command(folder, settings), folder, lambda text: _complain(status, folder / KEYS / REMOVED, text)
         )
         log.info("the server runs: sites reach it at port %s", settings.port)
-        authority = None if settings.insecure else folder / "ca.crt"
+        authority = None if settings.insecure else folder / AUTHORITY
         connection = FlowerConnection(f"127.0.0.1:{settings.port}", folder / "secret", authority)
         ready = threading.Event()
         if settings.insecure:  # without node authentication there is nothing to register
@@ -148,7 +161,7 @@ def _complain(status: ServerStatus, removed: Path, text: str) -> None:
 
 def superlink_command(folder: Path, settings: FederationSettings) -> list[str]:
     """The command that starts the SuperLink of a server's folder."""
-    tls = {"--ssl-ca-certfile": "ca.crt", "--ssl-certfile": "tls.crt", "--ssl-keyfile": "tls.key"}
+    tls = {"--ssl-ca-certfile": AUTHORITY, "--ssl-certfile": CERTIFICATE, "--ssl-keyfile": KEY}
     secure = [word for option, name in tls.items() for word in (option, str(folder / name))]
     return [
         *(sys.executable, "-m", "feddrm.deploy.flower.superlink", str(folder / "secret")),
@@ -162,11 +175,19 @@ def superlink_command(folder: Path, settings: FederationSettings) -> list[str]:
 def _follow_files(folder: Path, connection: FlowerConnection, superlink: Supervisor, ready: threading.Event) -> None:
     """Register the sites whose keys are in the folder, and again when keys change, also while a run goes on.
 
-    When the certificate has changed, the SuperLink is started again with it; a run that goes on survives that.
+    When the certificate has changed, the SuperLink is started again with it; a run that goes on survives that. One that
+    ends soon, or has expired, is complained of once per start of the server or of a run.
     """
-    status, registered, certificate = ServerStatus(folder), None, (folder / "tls.crt").read_bytes()
+    status, registered, certificate = ServerStatus(folder), None, (folder / CERTIFICATE).read_bytes()
     while True:
         try:
+            # The certificate comes first: once it has expired, nothing can be registered until it is renewed.
+            if (now := (folder / CERTIFICATE).read_bytes()) != certificate:
+                certificate = now
+                log.info("a new certificate: the SuperLink is started again with it")
+                superlink.restart()
+            for text in warnings(server_certificates(folder)):
+                status.record("complaint", {"text": text})
             keys = site_keys(folder / KEYS)
             current = {name: path.read_bytes() for name, path in keys.items()}
             if current != registered:
@@ -175,10 +196,6 @@ def _follow_files(folder: Path, connection: FlowerConnection, superlink: Supervi
                 log.info("the sites are %s", ", ".join(keys))
                 registered = current
                 ready.set()
-            if (now := (folder / "tls.crt").read_bytes()) != certificate:
-                certificate = now
-                log.info("a new certificate: the SuperLink is started again with it")
-                superlink.restart()
         except FeddrmError as error:
             status.record("complaint", {"text": str(error)})
         except LinkError:  # the SuperLink is not reachable yet, or a key file has just been removed

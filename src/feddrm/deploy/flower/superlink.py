@@ -15,7 +15,6 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import httpx
 from fastapi import HTTPException, Request
 from flwr.common.constant import ACCESS_TOKEN_KEY
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, ActivateNodeResponse
@@ -23,12 +22,12 @@ from flwr.server.superlink.linkstate import LinkState
 from flwr.supercore.auth.typing import AccountInfo
 from flwr.supercore.error import FlowerError
 from flwr.supercore.primitives.asymmetric import bytes_to_public_key
-from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
 from flwr.superlink.auth_plugin import NoOpControlAuthnPlugin
 from flwr.superlink.cli import flower_superlink
 from flwr.superlink.routers.fleet import node_auth
 from flwr.superlink.servicer.fleet import fleet_handlers
 
+from feddrm.deploy.flower.control_token import control_token
 from feddrm.deploy.flower.supervisor import note
 from feddrm.deploy.server.site_keys import KEYS, read_site_keys
 from feddrm.deploy.wire.key_files import fingerprint
@@ -43,11 +42,6 @@ REASONS = {  # by Flower's own words
     "Invalid signature": "its signature does not belong to its key",
     "Invalid node ID": "its key is not registered any more: it was removed, or the server's link.db is new",
 }
-
-
-def control_token(secret: bytes) -> str:
-    """The token for the control interface. The secret itself is never sent."""
-    return hmac.digest(secret, b"feddrm control", "sha256").hex()
 
 
 class TokenAuthPlugin(NoOpControlAuthnPlugin):
@@ -71,17 +65,6 @@ class TokenAuthPlugin(NoOpControlAuthnPlugin):
     ) -> tuple[Sequence[tuple[str, str | bytes]] | None, AccountInfo | None]:
         """Refuse everybody. Flower's gRPC interface calls this after a refusal; the inherited method accepts all."""
         return None, None
-
-
-class TokenInterceptor:
-    """Adds the token to every call of a control client."""
-
-    def __init__(self, token: str) -> None:
-        self.token = token
-
-    def intercept(self, context: ProtobufRequestContext, call_next: ProtobufCall) -> httpx.Response:
-        context.request.headers["Authorization"] = f"Bearer {self.token}"
-        return call_next(context)
 
 
 def with_reason(activate_node: Activate, keys: Path) -> Activate:

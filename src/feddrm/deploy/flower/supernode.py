@@ -15,19 +15,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import httpx
-from flwr.supercore.inflatable import inflatable_utils
 from flwr.supernode import start_client_internal
 from flwr.supernode.cli import flower_supernode
 from flwr.supernode.fleet_http_client import FleetHttpClient
 
+from feddrm.deploy.flower.pauses import MESSAGE, IdlePause, shorten_first_backoff
 from feddrm.deploy.flower.supervisor import note
 from feddrm.deploy.site.site_status import CONNECTED
-from feddrm.io.connection_errors import FOREIGN, NOT_TLS, SPEAKS_TLS, explain
+from feddrm.deploy.tls_files import ASK_FOR_IT
+from feddrm.io.connection_errors import FOREIGN, NOT_TLS, OLD_AUTHORITY, SPEAKS_TLS, explain
 
-FIRST_BACKOFF = 0.05  # seconds
-SHARE = 0.05  # of the time without a message that the next one may have to wait
-LONGEST_PAUSE = 2.0  # seconds
-MESSAGE = "a message has come"  # the note to the site's daemon
 NO_MESSAGE = 3.0  # seconds that Flower waits where there is no message
 STILL_ONLINE = (
     "the server still counts another process of this site as connected: it is tried again; after more than a minute, "
@@ -35,35 +32,10 @@ STILL_ONLINE = (
 )
 SITE_WORDS = {  # what a site's administrator can do
     FOREIGN: "the server's certificate is signed by another authority than ca.crt here: get ca.crt from the server",
+    OLD_AUTHORITY: f"ca.crt here has expired: {ASK_FOR_IT}, or set this machine's clock",
     NOT_TLS: "the server does not speak TLS on this port: check 'server' in site.yaml, or ask for its certificate",
     SPEAKS_TLS: "the server speaks TLS, and site.yaml says 'insecure: true': remove that line",
 }
-
-
-def shorten_first_backoff() -> None:
-    """Ask again soon for a part of a message that has not arrived. Flower doubles the wait each time."""
-    for fetch in (inflatable_utils.pull_objects, inflatable_utils.pull_and_inflate_object_from_tree):
-        defaults = fetch.__kwdefaults__
-        assert defaults is not None
-        assert "initial_backoff" in defaults
-        defaults["initial_backoff"] = FIRST_BACKOFF
-
-
-class IdlePause:
-    """The pause before the next question: the longer nothing has come, the longer it is. An idle site costs little."""
-
-    def __init__(
-        self, shortest: float, longest: float = LONGEST_PAUSE, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self.shortest, self.longest, self.clock, self.since = shortest, longest, clock, clock()
-
-    @property
-    def seconds(self) -> float:
-        return max(self.shortest, min(self.longest, SHARE * (self.clock() - self.since)))
-
-    def reset(self) -> None:
-        """Something came."""
-        self.since = self.clock()
 
 
 def with_message_notes(pull: Callable[..., int | None]) -> Callable[..., int | None]:

@@ -46,11 +46,10 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supercore.retry import RetryInvoker, make_simple_http_retry_invoker
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
-from flwr.superlink.grid import HttpGrid
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
 from feddrm.deploy.flower.apps import client_app, server_app
-from feddrm.deploy.flower.superlink import TokenInterceptor, control_token
+from feddrm.deploy.flower.control_token import TokenInterceptor, control_token
 from feddrm.deploy.rotating_log import log
 from feddrm.deploy.wire.key_files import load_public_key
 from feddrm.deploy.wire.messages import digest
@@ -153,6 +152,8 @@ def run_client_task(connection: FlowerConnection, token: str) -> None:
 
 def run_server_task(connection: FlowerConnection, token: str) -> None:
     """On the server: do what is left of a run."""
+    from flwr.superlink.grid import HttpGrid  # with a database, for which no site should wait
+
     grid = HttpGrid(connection.address, connection.insecure, connection.certificates, token=token)
     without_exit(grid._retry_invoker).max_tries = TRIES
     client = grid._runtime_client

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import sys
 from collections.abc import Iterable, Iterator
 from importlib.metadata import version
@@ -13,10 +12,8 @@ from feddrm._version import __version__
 from feddrm.checks.findings import OK, PROBLEM, WARNING, Finding, require_writable
 from feddrm.checks.ports import LOOPBACK
 from feddrm.deploy.provision import wheel
-from feddrm.deploy.provision.certificates import read_certificate
 from feddrm.errors import short_list
 
-SOON_DAYS = 30
 FLOWER = "1.41."  # deploy.flower builds on this version
 
 
@@ -45,22 +42,6 @@ def check_versions(folder: Path) -> Iterator[Finding]:
         yield Finding("versions", WARNING, f"{text}: the folder has {others[0]}: all sites need the same, install one")
     else:
         yield Finding("versions", OK, text)
-
-
-def check_certificate(path: Path, remedy: str) -> Iterator[Finding]:
-    """The dates of a certificate."""
-    certificate = read_certificate(path)
-    begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
-    now = datetime.datetime.now(datetime.UTC)
-    dates = f"{path.name} is valid from {begin:%Y-%m-%d} to {end:%Y-%m-%d}"
-    if now < begin:
-        yield Finding("clock", PROBLEM, f"it says {now:%Y-%m-%d %H:%M} UTC, before {dates}: set this machine's clock")
-    elif now > end:
-        yield Finding("certificate", PROBLEM, f"{dates}: it has expired, {remedy}")
-    elif (end - now).days < SOON_DAYS:
-        yield Finding("certificate", WARNING, f"{dates}: {remedy}")
-    else:
-        yield Finding("certificate", OK, dates)
 
 
 def proxy_of(scheme: str, host: str) -> str | None:

@@ -14,29 +14,34 @@ import yaml
 from feddrm.deploy.provision.certificates import certificate_hosts, renew_certificate
 from feddrm.deploy.provision.project import copy_site_keys, host_names, write_site
 from feddrm.deploy.server.federation_file import CONFIG
-from feddrm.deploy.server.federation_settings import RUN_SETTINGS, FederationSettings, check_host
+from feddrm.deploy.server.federation_settings import RUN_SETTINGS, RUN_SPEC, FederationSettings, check_host
 from feddrm.deploy.server.site_keys import KEYS, REMOVED, site_keys
 from feddrm.deploy.wire.key_files import fingerprint, load_public_key
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.io.atomic import changing, write_atomically
+from feddrm.io.text import read_json
 from feddrm.router.artifact import MANIFEST
 from feddrm.runs.folder import RunFolder
 
 
 @dataclass(frozen=True)
 class RunState:
-    """The run that ``federation.yaml`` names: has it begun, is it finished, does it have a router."""
+    """The run that ``federation.yaml`` names: has it begun, is it finished, does it have a router, who began it."""
 
     folder: Path
     begun: bool
     finished: bool
     router: bool
+    members: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, server: Path, settings: FederationSettings) -> RunState:
         run = RunFolder(server / "runs" / settings.run)
         paths = (run.path / RUN_SETTINGS, run.summary_file, run.router / MANIFEST)
-        return cls(run.path, *(path.exists() for path in paths))
+        begun, finished, router = (path.exists() for path in paths)
+        spec = run.path / RUN_SPEC
+        members = read_json(spec, "put it back from a copy, or choose another 'run'")["names"] if spec.exists() else ()
+        return cls(run.path, begun, finished, router, tuple(members))
 
 
 def read_public_key(path: Path, keys: Path) -> bytes:

@@ -9,13 +9,12 @@ from feddrm.checks.findings import OK, PROBLEM, Finding, check_disk, collect
 from feddrm.checks.ports import why_taken
 from feddrm.deploy.process_lock import running
 from feddrm.deploy.provision.certificates import certificate_hosts
-from feddrm.deploy.provision.folder_check import check_certificate, check_folder, check_loopback, check_versions
+from feddrm.deploy.provision.folder_check import check_folder, check_loopback, check_versions
 from feddrm.deploy.server.federation_file import CONFIG
 from feddrm.deploy.server.federation_settings import FederationSettings
 from feddrm.deploy.server.site_keys import KEYS
+from feddrm.deploy.tls_files import CERTIFICATE, RENEW, server_certificates
 from feddrm.deploy.wire.key_files import fingerprint, load_private_key, load_public_key
-
-RENEW = "renew it with 'feddrm deploy renew'"
 
 
 def check_server(folder: Path) -> list[Finding]:
@@ -57,9 +56,8 @@ def _keys(folder: Path, settings: FederationSettings) -> Iterator[Finding]:
 
 
 def _certificate(folder: Path, settings: FederationSettings) -> Iterator[Finding]:
-    yield from check_certificate(folder / "ca.crt", "make a new project: all sites need the new authority")
-    yield from check_certificate(folder / "tls.crt", RENEW)
-    hosts = certificate_hosts(folder / "tls.crt")
+    yield from server_certificates(folder)
+    hosts = certificate_hosts(folder / CERTIFICATE)
     if settings.host not in hosts:
         text = f"tls.crt is for {', '.join(hosts)}, sites use {settings.host}: {RENEW} --host {settings.host}"
         yield Finding("certificate", PROBLEM, text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 
@@ -15,17 +15,12 @@ from torch import Tensor
 from feddrm.checks.findings import OK, WARNING, Finding, check_disk, clock_finding, collect
 from feddrm.data import Client
 from feddrm.data.sources.labelled_samples import SPELLING_REMEDY, spelling_variants
-from feddrm.deploy.provision.folder_check import (
-    check_certificate,
-    check_folder,
-    check_loopback,
-    check_versions,
-    proxy_of,
-)
+from feddrm.deploy.provision.folder_check import check_folder, check_loopback, check_versions, proxy_of
 from feddrm.deploy.site.floors import Floors
 from feddrm.deploy.site.site import KEY, SERVER_KEY
 from feddrm.deploy.site.site_dataset import SiteDataset, read_site_dataset
 from feddrm.deploy.site.site_settings import SiteSettings
+from feddrm.deploy.tls_files import AUTHORITY, site_certificate
 from feddrm.deploy.wire.key_files import fingerprint, load_private_key, load_public_key
 from feddrm.errors import FeddrmError, short_list
 from feddrm.io.connection_errors import explain
@@ -36,20 +31,19 @@ from feddrm.router.settings import Holdout
 FEW = 20  # training samples below which sums tell much of single samples
 SERVER_SECONDS = 5.0
 FOLDS = Holdout.suggested(0).parts  # of a router's fit with few samples
-NEW_AUTHORITY = "ask the coordinator for a new one"
 
 
 def check_site(folder: Path) -> list[Finding]:
     """Check everything; one finding that is a problem does not end the rest."""
     settings = SiteSettings.read(folder)
     places = [folder / "runs", folder / CLIENTS_FOLDER]
-    steps: dict[str, Callable[[], Iterator[Finding]]] = {
+    steps: dict[str, Callable[[], Iterable[Finding]]] = {
         "data": lambda: _data(read_site_dataset(settings.name, settings.data, folder), folder, settings.floors),
         "folder": lambda: check_folder(folder, places, _private_files(folder)),
         "disk": lambda: check_disk(folder),
         "versions": lambda: check_versions(folder),
         "key": lambda: _key(folder),
-        "certificate": lambda: iter(()) if settings.insecure else check_certificate(folder / "ca.crt", NEW_AUTHORITY),
+        "certificate": lambda: () if settings.insecure else [site_certificate(folder)],
         "proxy": check_loopback,
         "server": lambda: _server(folder, settings),
     }
@@ -140,7 +134,7 @@ def _server(folder: Path, settings: SiteSettings) -> Iterator[Finding]:
     url = f"{scheme}://{settings.server}/health"
     proxy = proxy_of(scheme, settings.server.rpartition(":")[0])
     way = f" through the proxy {proxy}" if proxy else ""
-    context = True if settings.insecure else ssl.create_default_context(cafile=folder / "ca.crt")
+    context = True if settings.insecure else ssl.create_default_context(cafile=folder / AUTHORITY)
     try:
         with httpx.Client(verify=context, timeout=SERVER_SECONDS) as client, client.stream("GET", url) as answer:
             peer = answer.extensions["network_stream"].get_extra_info("ssl_object")

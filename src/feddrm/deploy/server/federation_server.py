@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 
 from feddrm.deploy.records.audit_trail import AUDIT, AuditTrail
-from feddrm.deploy.server.federation_settings import FederationSettings
+from feddrm.deploy.server.federation_settings import RUN_SPEC, FederationSettings
 from feddrm.deploy.server.finish import Finish
 from feddrm.deploy.server.negotiation import make_run_spec
 from feddrm.deploy.server.reply_validation import HELLO_FIELDS, check_header
@@ -77,7 +77,7 @@ class Server:
 
     def run_spec(self) -> RunSpec:
         """The run spec: made once, when every site has said what data it has, and then read from disk."""
-        path = self.folder / "brief.json"
+        path = self.folder / RUN_SPEC
         self.settings.check_same(self.folder)
         if path.exists():
             return RunSpec.of(read_json(path, "put it back from a copy, or choose another 'run'"))

@@ -31,6 +31,7 @@ from feddrm.router.settings import Holdout
 from feddrm.runs.folder import RunFolder
 from feddrm.typed_settings import typed
 
+RUN_SPEC = "brief.json"  # in a run's folder: what server and sites have agreed on
 RUN_SETTINGS = "settings.json"  # in a run's folder: the settings that decide its outcome, from when it began
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
 

@@ -121,7 +121,7 @@ class Finish:
         self.waiting.refusals.clear()
         while not self._removed():
             requests: dict[str, Request] = {
-                name: ({**header, "after": self.state.accepted[name]}, method.send(self.state.shared, number))
+                name: ({**header, **self.state.after(name)}, method.send(self.state.shared, number))
                 for number, name in enumerate(self.spec.names)
             }
             try:
@@ -174,7 +174,7 @@ class Finish:
         while missing := [n for n in self.spec.names if n not in replies and n not in self._removed()]:
             requests = {
                 name: (
-                    {"kind": "finish", "brief": self.spec.as_dict(), "after": self.state.accepted[name]},
+                    {"kind": "finish", "brief": self.spec.as_dict(), **self.state.after(name)},
                     {**method.send(self.state.shared, self.spec.names.index(name)), **files},
                 )
                 for name in missing

@@ -91,6 +91,7 @@ FIELDS: dict[str, Callable[[Any], bool]] = {
     "sent_for": lambda v: _list(v, _text),
     "metrics": lambda v: isinstance(v, bool),
     "seconds": lambda v: _number(v, 0),
+    "answers": _text,  # the channel has compared it with the digest of the request
     "loss": _number,
     "uploads": lambda v: _number(v, 0),
     "right": _integer,
@@ -162,7 +163,7 @@ def check_update(reply: Message, form: Tensors, sent: Mapping[str, Tensor], priv
         if not value.is_floating_point() and not torch.equal(value, sent[leaf]):  # FedPAC's client number
             raise FeddrmError(f"{leaf!r} is not what it was sent")
     names = ("uploads",) if private else ("loss", *ACCURACY_FIELDS)
-    return Message(check_header(reply.header, "seconds", *names), reply.tensors)
+    return Message(check_header(reply.header, "seconds", "answers", *names), reply.tensors)
 
 
 class BlankFit:

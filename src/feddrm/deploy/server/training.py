@@ -31,23 +31,34 @@ from feddrm.methods import Tensors
 
 @dataclass(frozen=True, eq=False)
 class ServerState:
-    """The server's checkpoint: shared leaves, every site's last accepted round, metrics, what the rounds have sent."""
+    """The server's checkpoint: shared leaves, every site's last accepted round, metrics, what the rounds have sent.
+
+    ``messages`` are the digests of the messages whose answers were accepted: which private parts the sites made then.
+    """
 
     round: int
     shared: Tensors
     accepted: Mapping[str, int]
     history: tuple[Mapping[str, Any], ...] = ()
     communication: Communication = field(default_factory=Communication)
+    messages: Mapping[str, str] = field(default_factory=dict)
+
+    def after(self, name: str) -> dict[str, Any]:
+        """The fields of a message to a site that say from which of its private parts it goes on."""
+        return {"after": self.accepted[name], "after_message": self.messages.get(name)}
 
     def save(self, path: Path) -> None:
         header = {"round": self.round, "accepted": dict(self.accepted), "history": list(self.history)}
+        header["messages"] = dict(self.messages)
         write_atomically(path, pack({**header, "communication": self.communication.saved()}, self.shared))
 
     @classmethod
     def load(cls, path: Path) -> ServerState:
         header, shared = unpack(path.read_bytes())
         sent = Communication.load(header.get("communication", {}))  # older versions did not count
-        return cls(header["round"], shared, header["accepted"], tuple(header["history"]), sent)
+        return cls(
+            header["round"], shared, header["accepted"], tuple(header["history"]), sent, header.get("messages", {})
+        )
 
 
 class Played(NamedTuple):
@@ -104,7 +115,8 @@ class Training:
             privacy = Privacy(**self.spec.privacy)
             entry["epsilon"] = {name: privacy.epsilon(header["uploads"]) for name, header in played.headers.items()}
         accepted = {**state.accepted, **dict.fromkeys(answered, number)}
-        return ServerState(number, played.shared, accepted, (*state.history, entry), sent)
+        messages = {**state.messages, **{name: header["answers"] for name, header in played.headers.items()}}
+        return ServerState(number, played.shared, accepted, (*state.history, entry), sent, messages)
 
     def _play(self, state: ServerState, asked: Sequence[str]) -> Played | None:
         """A round whose uploads the server sees one by one."""
@@ -152,7 +164,7 @@ class Training:
         names, form = [name for name in self.spec.names if name in chosen], self._upload_form(state)
         private = self.spec.privacy is not None
         fields = {} if private else summed_fields(dict.fromkeys(SUMMED, 0))
-        known = ("seconds", "uploads") if private else ("seconds",)
+        known = ("seconds", "answers", *(("uploads",) if private else ()))
         share = sum(self.spec.share_of(name) for name in names)
         requests = self._requests(state, names)
         answer = self.sums.ask(requests, {**form, **fields}, known, share)
@@ -177,7 +189,7 @@ class Training:
         header = {"kind": "train", "brief": self.spec.as_dict(), "round": state.round + 1}
         return {
             name: (
-                {**header, "after": state.accepted[name]},
+                {**header, **state.after(name)},
                 self.method.send(state.shared, self.spec.names.index(name)),
             )
             for name in names

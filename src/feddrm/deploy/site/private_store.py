@@ -28,19 +28,24 @@ class PrivateStore:
 
     ``training`` is the checksum of the training that makes the slots. Slots of another one are not loaded: its method
     may share the leaves that are private in this one, and a server could so ask for them.
+
+    Slots also have the digest of the ``message`` by which they were made, and the server repeats it when it asks to go
+    on from them. So slots of another course of the run (the server went back to an older checkpoint, and this folder
+    was then put back from a copy of before) are not taken for those of the same round.
     """
 
     def __init__(self, folder: Path, training: str | None = None) -> None:
         self.folder, self.training = folder, training
         folder.mkdir(parents=True, exist_ok=True)
 
-    def save(self, round: int, private: Slots) -> None:
+    def save(self, round: int, private: Slots, message: str | None = None) -> None:
         """Write the slots that the site has after ``round``."""
-        header = {"round": round, "slots": list(private), **({"training": self.training} if self.training else {})}
+        about = {"training": self.training, "message": message}
+        header = {"round": round, "slots": list(private), **{key: value for key, value in about.items() if value}}
         write_atomically(self._path(round), pack(header, join_slots(private)), private=True)
 
-    def load(self, round: int, device: torch.device | str = "cpu") -> Slots:
-        """The slots that the site had after ``round``."""
+    def load(self, round: int, device: torch.device | str = "cpu", message: str | None = None) -> Slots:
+        """The slots that the site had after ``round``, and were made by this message if it is known."""
         path = self._path(round)
         if not path.exists():
             raise FeddrmError(
@@ -53,6 +58,12 @@ class PrivateStore:
             raise FeddrmError(
                 f"its private part after round {round} is of a training with another method, model or plan: it is not "
                 "used; start a new run"
+            )
+        own = stored.header.get("message")  # older versions wrote none
+        if None not in (own, message) and own != message:
+            raise FeddrmError(
+                f"its private part after round {round} is not the one that the server went on from: its folder was "
+                "put back from a copy of another course of the run; put back the latest copy, or start a new run"
             )
         return split_slots({name: value.to(device) for name, value in stored.tensors.items()}, stored.header["slots"])
 

@@ -20,6 +20,7 @@ from feddrm.deploy.site.site_masks import Masking, SiteMasks
 from feddrm.deploy.site.site_run import SiteRun, accuracy_counts
 from feddrm.deploy.site.site_settings import SiteSettings
 from feddrm.deploy.site.site_status import CONFIG, SiteStatus
+from feddrm.deploy.site.without_places import without_places
 from feddrm.deploy.wire.key_files import load_private_key, load_public_key
 from feddrm.deploy.wire.masks import MASK_PROTOCOL, SUMMED, required_masks, summed_fields
 from feddrm.deploy.wire.messages import ANY_SITE, Message, digest, pack, sign, unpack, verify
@@ -59,6 +60,7 @@ class Site:
         self.masks = SiteMasks(self.folder, self.name, self.key, self.settings.fewest_sites)
         self.status = SiteStatus(self.folder)
         self._run: SiteRun | None = None
+        self._message = ""  # the digest of the one that is answered
         self._data: tuple[RunSpec, Client, str] | None = None
         self._handlers: dict[str, Callable[[Message], bytes]] = {
             "hello": self._hello,
@@ -78,12 +80,12 @@ class Site:
             raise FeddrmError(
                 f"a message to '{request.header.get('to')}' reached '{self.name}': check who has which key"
             )
-        began = time.perf_counter()
+        began, self._message = time.perf_counter(), digest(content)
         self.status.message(request.header)
         try:
             body = self._handlers[request.header["kind"]](request)
         except FeddrmError as error:
-            body = pack({"error": str(error)})
+            body = pack({"error": without_places(str(error), self.folder)})
             self.status.message(request.header, str(error))
         except Exception as error:  # the server must get a reply whatever happens, or it waits for it
             body = pack({"error": f"{type(error).__name__} at {self.name}: see its log"})
@@ -91,7 +93,7 @@ class Site:
             log.exception("a fault while answering a message")
             self.status.message(request.header, f"{type(error).__name__}, see {LOG}")
         header, tensors = unpack(body)
-        header |= {"from": self.name, "answers": digest(content), "seconds": time.perf_counter() - began}
+        header |= {"from": self.name, "answers": self._message, "seconds": time.perf_counter() - began}
         answer = sign(pack(header, tensors), self.key)
         self.status.answered(request.header, header, {"bytes_received": len(signed), "bytes_sent": len(answer)})
         return answer
@@ -135,7 +137,7 @@ class Site:
         self.settings.floors.check_sum(run.samples_of_round(number), "the batches of a round")
         masking = self._masking(request, run)
         received = {leaf: value.to(run.device) for leaf, value in request.tensors.items()}
-        private = run.private_slots(after)
+        private = run.private_slots(after, request.header.get("after_message"))
         header: dict[str, Any] = {"round": number}
         if run.spec.privacy is None:
             header |= run.accuracy(received, private)
@@ -149,7 +151,7 @@ class Site:
                 upload = self._protected(privacy, upload, received)
             header["uploads"] = self.uploads.equivalent(privacy.noise)
             self.status.events.write("privacy spent", {"round": number, "epsilon": privacy.epsilon(header["uploads"])})
-        run.store.save(number, update.private)
+        run.store.save(number, update.private, self._message)
         run.store.forget_before(after)
         if masking is None:
             return pack(header, upload)
@@ -182,7 +184,7 @@ class Site:
         run = self._run_of(request)
         self.settings.floors.check_client(run.client, tested=run.spec.privacy is None)
         received = {leaf: value.to(run.device) for leaf, value in without_public(request.tensors).items()}
-        private = run.private_slots(int(request.header["after"]))
+        private = run.private_slots(int(request.header["after"]), request.header.get("after_message"))
         files = run.client_files
         logits, labels = run.test_logits(received, private), run.client.test.y
         own = {
@@ -216,7 +218,8 @@ class Site:
             raise FeddrmError("sums of its answers leave it masked, and not in a private run: none are sent")
         self.settings.floors.check_client(run.client, tested=True)
         received = {leaf: value.to(run.device) for leaf, value in request.tensors.items()}
-        logits, labels = run.test_logits(received, run.private_slots(int(request.header["after"]))), run.client.test.y
+        private = run.private_slots(int(request.header["after"]), request.header.get("after_message"))
+        logits, labels = run.test_logits(received, private), run.client.test.y
         sums, shares = answer_sums(logits.double().log_softmax(-1), labels), self._shares_metrics
         sent = sums if shares else {name: torch.zeros_like(value) for name, value in sums.items()}
         return pack({"metrics": shares}, masking({**summed_fields(accuracy_counts(logits, labels)), **sent}))

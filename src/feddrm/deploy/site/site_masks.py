@@ -87,7 +87,7 @@ class SiteMasks:
         if nonce in self._used:
             raise FeddrmError("a question with used masks came again: nothing is sent")
         self._used.add(nonce)
-        alike = {key: value for key, value in header.items() if key not in ("to", "after")}
+        alike = {key: value for key, value in header.items() if key not in ("to", "after", "after_message")}
         context = f"{spec.run} {nonce} {' '.join(sorted(keys))} {digest(pack(alike, tensors))}"
         others = {name: key for name, key in verified.items() if name != self.name}
         return Masking(self.name, {name: pair_seed(self.key, key, context) for name, key in others.items()})

@@ -33,10 +33,10 @@ class SiteRun:
         site = SiteClient(client, self.participant.number, self.participant.crop, len(spec.names), len(spec.classes))
         self.fit = SiteFit(self.net, site, store, floors)
 
-    def private_slots(self, after: int) -> Slots:
+    def private_slots(self, after: int, message: str | None = None) -> Slots:
         """The private slots after a round; the initial ones after round 0."""
         if after > 0:
-            return self.store.load(after, self.device)
+            return self.store.load(after, self.device, message)
         leaves = {leaf: value.detach() for leaf, value in self.net.named_parameters()}
         return first_state(self.method, leaves, 1).private[0]
 

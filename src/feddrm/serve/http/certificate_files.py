@@ -1,4 +1,4 @@
-"""The certificate of a running server: renewed files are taken up without a restart."""
+"""The certificate of a running server: renewed files are taken up without a restart, and old ones are warned of."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import logging
 import ssl
 from pathlib import Path
 
+from feddrm.checks.certificate_finding import certificate_finding
+from feddrm.checks.findings import OK
+from feddrm.errors import FeddrmError
 from feddrm.serve.auth import file_state
 from feddrm.serve.settings import HttpSettings
 
@@ -19,6 +22,7 @@ class CertificateFiles:
     def __init__(self, certificate: Path, key: Path) -> None:
         self.certificate, self.key = certificate, key
         self._seen = self._states()
+        self._level = OK
 
     def renewed(self) -> bool:
         """Whether the files have changed since the last call, and belong together.
@@ -42,6 +46,17 @@ class CertificateFiles:
         if self.renewed():
             with contextlib.suppress(OSError):  # changed once more: the next call sees it
                 self._load_into(context)
+        self.warn()
+
+    def warn(self) -> None:
+        """Log once that callers refuse the certificate, by its dates, or will soon."""
+        try:
+            finding = certificate_finding(self.certificate, "renew it with its key, no restart is needed")
+        except FeddrmError:  # it cannot be read: the start refuses it, and `renewed` logs it
+            return
+        if finding.level != self._level and finding.level != OK:
+            log.warning(finding.text, extra={"fields": {"certificate": str(self.certificate)}})
+        self._level = finding.level
 
     def _load_into(self, context: ssl.SSLContext) -> None:
         context.load_cert_chain(self.certificate, self.key, password="")  # with None, a terminal would be asked for one

@@ -23,7 +23,7 @@ from feddrm.data.sources.images import decode_image, has_colours
 from feddrm.errors import FeddrmError
 from feddrm.registry import listing, nearest
 from feddrm.serve.http.error_responses import ApiError
-from feddrm.serve.http.number_array import number_array
+from feddrm.serve.http.number_array import number_array, require_few_lists
 from feddrm.serve.schemas import (
     PICTURE_TYPES,
     Cell,
@@ -225,6 +225,7 @@ def _with_list(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _from_json(body: bytes, spec: InputSpec, options: type[AnyOptions]) -> tuple[str, Array, AnyOptions]:
+    require_few_lists(body, spec.max_rows)
     try:
         content = orjson.loads(body)
     except orjson.JSONDecodeError as error:

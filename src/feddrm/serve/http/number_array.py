@@ -1,4 +1,4 @@
-"""Nested lists of numbers, as JSON has them, converted to NumPy arrays and checked strictly."""
+"""Nested lists of numbers, as JSON has them, counted before they are parsed, then checked strictly as NumPy arrays."""
 
 from __future__ import annotations
 
@@ -11,7 +11,19 @@ from numpy.typing import NDArray
 from feddrm.errors import FeddrmError
 from feddrm.serve.settings import as_given
 
+LISTS_PER_SAMPLE = 128  # a colour picture of 32 x 32 pixels has 100
+BYTES_PER_LIST = 64  # of larger pictures, few of which fit a body
 NUMBER_TYPES = frozenset({int, float, bool})  # an array of bool alone is refused later
+
+
+def require_few_lists(text: bytes, max_rows: int) -> None:
+    """Refuse JSON of more lists and objects than ``max_rows`` samples can have, before it is parsed.
+
+    Millions of empty ones fit a body, and parsing them would hold up all other requests for seconds.
+    """
+    most = max(LISTS_PER_SAMPLE * max_rows, len(text) // BYTES_PER_LIST)
+    if (count := text.count(b"[") + text.count(b"{")) > most:
+        raise FeddrmError(f"the body has {count} lists and objects, {most} are read: give fewer samples in one request")
 
 
 def number_array(data: Any, dtype: np.dtype[Any], name: str) -> NDArray[Any]:

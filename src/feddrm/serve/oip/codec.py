@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from feddrm.errors import FeddrmError
-from feddrm.serve.http.number_array import number_array
+from feddrm.serve.http.number_array import number_array, require_few_lists
 from feddrm.serve.settings import first_problem
 
 LENGTH_HEADER = "Inference-Header-Content-Length"
@@ -118,9 +118,10 @@ def json_length(body: bytes, header_length: str | None) -> int:
     return length
 
 
-def read_infer(body: bytes, header_length: str | None) -> tuple[InferRequest, dict[str, Array]]:
+def read_infer(body: bytes, header_length: str | None, max_rows: int = 1024) -> tuple[InferRequest, dict[str, Array]]:
     """A request and its tensors by name; an error if its parts do not fit together."""
     position = json_length(body, header_length)
+    require_few_lists(body[:position], max_rows)
     try:
         request = InferRequest.model_validate_json(body[:position])
     except ValidationError as error:

@@ -47,9 +47,9 @@ async def answer_infer(
     length = request.headers.get(LENGTH_HEADER) or None
     with span("decode"):
         if json_length(body, length) > SMALL_JSON:  # tensors as bytes need no parsing
-            infer_request, tensors = await in_decoder(read_infer, body, length)
+            infer_request, tensors = await in_decoder(read_infer, body, length, settings.max_rows)
         else:
-            infer_request, tensors = read_infer(body, length)
+            infer_request, tensors = read_infer(body, length, settings.max_rows)
     outputs = await compute(*single_input(tensors), infer_request.parameters)
     about = {"model_name": request.path_params["model"], "model_version": version}
     about["id"] = infer_request.id or request.scope["state"]["request_id"]
