@@ -181,6 +181,9 @@ def test_a_measurement_as_label_is_warned_of() -> None:
         frame = pd.DataFrame(x, columns=["a", "b"]).assign(label=labels, client=np.arange(200) // 100)
         return Federation.from_csv(frame, label="label", client="client").warnings()
 
+    (warning,) = labelled(np.array([0, 1, -99, 1])[np.arange(200) % 4])
+    assert warning == "own: -99 is a class among -99, 0, 1: if it says that the label is missing, remove its rows"
+    assert labelled(np.arange(200) % 10) == []
     (warning,) = labelled(np.arange(200) % 40 + 30)
     assert "the label has 40 different whole numbers, from 30 to 69, and each is a class" in warning
     assert (

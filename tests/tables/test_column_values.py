@@ -67,6 +67,7 @@ def test_values_that_a_client_has_filled_in_are_missing_all_the_same() -> None:
         ({"least": 0.5, "median": 1, "largest": 2, "different": 3}, "0.5 to 2, median 1"),
         ({"least": None, "median": None, "largest": None, "different": 0}, "no value"),
         ({"categories": {"m": 7, "f": 3}}, "m 7, f 3"),
+        ({"least": 5, "median": 5, "largest": 5, "different": 1}, "always 5"),
         ({"categories": {}}, "no value"),
         (
             {"categories": {f"c{i}": 20 - i for i in range(10)}},

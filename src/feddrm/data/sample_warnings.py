@@ -90,6 +90,11 @@ def own_values_warning(name: str, clients: Sequence[Client], schema: TableSchema
     return None
 
 
+def is_code(value: float) -> bool:
+    """Whether a number is one of those that often stand for a missing value: -9, -99, 99, -999, 999 and so on."""
+    return set(f"{abs(value):.6g}") == {"9"} and not 0 < value < 99
+
+
 def missing_code_warning(name: str, clients: Sequence[Client], schema: TableSchema) -> str | None:
     """A warning of numbers that often stand for a missing value (-9, -99, 999) and lie apart from all others.
 
@@ -99,7 +104,7 @@ def missing_code_warning(name: str, clients: Sequence[Client], schema: TableSche
     for column, parts in _measurements(clients, schema):
         values = np.concatenate(parts)
         for code in dict.fromkeys((values.min(initial=0.0), values.max(initial=0.0))):
-            if set(f"{abs(code):.6g}") != {"9"} or 0 < code < 99:
+            if not is_code(code):
                 continue
             same = np.abs(values - code) <= ROUNDING * abs(code)
             others, count = values[~same], int(same.sum())
@@ -145,8 +150,13 @@ def unit_warning(name: str, clients: Sequence[Client], schema: TableSchema) -> s
 
 
 def label_warning(name: str, classes: Sequence[str]) -> str | None:
-    """A warning of many labels that are whole numbers, but no numbers of classes: ages or lengths of stay."""
+    """A warning of whole numbers as labels that are no classes: ages, lengths of stay, a code of a missing value."""
     numbers = [parse_whole(label) for label in classes]
+    if len(classes) <= MOST_CLASSES and (code := next(filter(is_code, filter(None, numbers)), None)) is not None:
+        return (
+            f"{name}: {code} is a class among {short_list(classes)}: if it says that the label is missing, remove its "
+            "rows"
+        )
     if (
         len(classes) <= MOST_CLASSES
         or None in numbers

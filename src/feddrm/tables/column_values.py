@@ -46,6 +46,8 @@ def values_text(facts: Mapping[str, Any]) -> str:
         return ", ".join(listed[:MOST_LISTED]) + (f", and {more} more" if more > 0 else "") or "no value"
     if not facts["different"]:
         return "no value"
+    if facts["different"] == 1:
+        return f"always {facts['median']}"
     whole = isinstance(facts["least"], int) and isinstance(facts["largest"], int)
     few = f", {facts['different']} different" if whole and facts["different"] <= FEW else ""
     return f"{facts['least']} to {facts['largest']}, median {facts['median']}{few}"
