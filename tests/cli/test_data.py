@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from cli.conftest import assert_one_line, call
@@ -97,6 +99,31 @@ def test_columns_may_have_any_name(capsys: pytest.CaptureFixture[str], tmp_path:
     assert facts["sample_shape"] == [1]
 
 
+def test_info_says_how_each_column_is_read(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A code for a missing value, and a column of codes that is read as numbers, are seen there."""
+    table = tmp_path / "visits.csv"
+    lines = [f"{i % 2},{(70.5, -99)[i % 10 == 0]},{i % 4},{('m', 'F')[i % 3 == 0]},{'xy'[i % 2]}\n" for i in range(40)]
+    table.write_text("y,weight,ward,sex,site\n" + "".join(lines))
+    words = ["data", "info", "csv", f"--set=path={table}", "--set=label=y", "--set=client=site", "--set=schema=auto"]
+    code, out, _ = call(capsys, *words)
+    rows = [" ".join(line.split()) for line in out.splitlines()]
+    assert code == 0
+    assert "weight number -99 to 70.5, median 70.5 0" in rows
+    assert "ward number 0 to 3, median 1.5, 4 different 0" in rows
+    assert "sex category m 26, F 14 0" in rows
+    columns = json.loads(call(capsys, *words, "--json")[1])["columns"]
+    assert [column["name"] for column in columns] == ["weight", "ward", "sex"]
+    assert columns[2] == {"name": "sex", "kind": "category", "categories": {"m": 26, "F": 14}, "missing": 0}
+
+
+def test_of_very_many_columns_info_prints_the_number(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for client in "ab":
+        np.savez(tmp_path / f"{client}.npz", x=np.random.default_rng(0).normal(size=(20, 61)), y=np.arange(20) % 2)
+    words = ("data", "info", "npz", f"--set=path={tmp_path}")
+    assert "61 columns, as they are: --json lists them" in call(capsys, *words)[1]
+    assert len(json.loads(call(capsys, *words, "--json")[1])["columns"]) == 61
+
+
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
@@ -144,7 +171,7 @@ def test_a_schema_is_drafted_and_used(capsys: pytest.CaptureFixture[str], tmp_pa
     assert_one_line(call(capsys, *drafted), 1, "schema.yaml exists: choose another --out")
     code, out, err = call(capsys, "data", "info", "csv", *words, f"--set=schema={tmp_path / 'schema.yaml'}")
     assert (code, err) == (0, "")
-    assert "raw columns: a, b (schema " in out
+    assert re.search(r"columns, as schema [0-9a-f]{12} reads them", out)
     code, out, err = call(capsys, *drafted[:-2], "--categories", "a", "--categories", "b")
     assert (code, err, out.count("\n  kind: category")) == (0, "", 2)
     failed = call(capsys, "data", "schema", str(table), "--label", "z")
@@ -161,7 +188,9 @@ def test_the_commands_of_the_documentation_run(
     for command in block:
         code, out, err = call(capsys, *command[1:])
         assert (code, err) == (0, "")
-    assert "raw columns: age, smoker" in out
+    *_, age, smoker = out.strip().splitlines()
+    assert age.split() == ["age", "number", "20", "to", "49,", "median", "34.5", "0"]
+    assert smoker.split() == ["smoker", "category", "no", "10,", "yes", "10", "10"]
     assert_one_line(call(capsys, *block[0][1:]), 1, "schema.yaml exists")
     code, out, err = call(capsys, *auto[1:], "--rounds", "1")
     assert code == 0, err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -89,7 +90,7 @@ def test_a_number_of_every_row_is_warned_of() -> None:
 
 
 def test_measurements_are_no_numbers_of_rows() -> None:
-    assert tables(dose=lambda client, row: 10_000 * client + row + 0.25).warnings() == []
+    assert tables(dose=lambda client, row: client / 2 + row + 0.25).warnings() == []
     assert tables(visits=lambda client, row: row // 2).warnings() == []
     fed = tables(pid=lambda client, row: 1000 * client + row)
     assert fed.schema is not None
@@ -115,6 +116,64 @@ def test_one_shared_value_is_no_name_of_a_client() -> None:
     assert tables(measured=lambda client, row: row % 2 * client).warnings() == []
 
 
+def test_numbers_of_patients_with_several_visits_are_known_by_their_name() -> None:
+    for name in ("patient", "Patient_ID", "visit no", "id"):
+        (warning,) = tables(**{name: lambda client, row: row // 2}).warnings()
+        assert warning.startswith(f"own: '{name}' is an input, though by its name it says whom a row is of: name it as")
+    for name in ("patients", "inpatient", "paid", "patient_age"):
+        assert tables(**{name: lambda client, row: row // 2}).warnings() == []
+
+
+def test_codes_of_missing_values_are_warned_of_where_they_lie_apart() -> None:
+    (warning,) = tables(chol=lambda client, row: np.where(row % 8 == 0, -99, 150 + row)).warnings()
+    assert re.fullmatch(
+        r"own: 'chol' is -99 in \d\d rows, and 151 to 269 in all others\. If this says that the value is missing, "
+        r"empty these cells \(schema=auto allows gaps\): it would be taken for a measurement",
+        warning,
+    )
+    (warning,) = tables(weeks=lambda client, row: np.where(row % 5 == 0, 999, row)).warnings()
+    assert warning.startswith("own: 'weeks' is 999 in ")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda client, row: row // 2 - 99,  # others are negative, too, and near
+        lambda client, row: row % 100,  # 99 is one of many
+        lambda client, row: np.where(row % 3 == 0, -1, row),  # no such code
+        lambda client, row: np.where(row % 8 == 0, np.nan, 150 + row),  # gaps
+    ],
+)
+def test_values_among_others_and_gaps_are_no_codes(make: Any) -> None:
+    assert tables(chol=make).warnings() == []
+
+
+def test_another_unit_at_some_clients_is_warned_of() -> None:
+    frames = {}
+    for client, name in enumerate(("oslo", "lima", "pune", "ghent")):
+        rng = np.random.default_rng(client)
+        glucose = rng.normal(6, 1, ROWS).clip(3) * (18 if name in ("lima", "pune") else 1)
+        height = rng.normal(170, 9, ROWS) / (100 if name == "ghent" else 1)
+        frames[name] = pd.DataFrame(
+            {
+                "glucose": glucose,
+                "height": height,
+                "age": rng.normal(50 + 9 * client, 6, ROWS),
+                "label": np.arange(ROWS) % 2,
+            }
+        )
+    (warning,) = Federation.from_csv(frames, label="label", schema="auto").warnings()
+    assert re.fullmatch(
+        r"own: 'glucose' is mostly [\d.]+ to [\d.]+ at 'oslo', 'ghent', [\d.]+ to 1\d\d at all others, 'height' is "
+        r"mostly 1\.\d+ to 1\.\d+ at 'ghent', 15\d to 18\d at all others\. If units differ, convert them: .*",
+        warning,
+    ), warning
+
+
+def test_measurements_of_any_sign_have_no_unit_to_be_known_by() -> None:
+    assert tables(score=lambda client, row: 40 * client + row % 10 - 5).warnings() == []
+
+
 def test_a_measurement_as_label_is_warned_of() -> None:
     x = RNG.normal(size=(200, 2))
 
@@ -122,6 +181,9 @@ def test_a_measurement_as_label_is_warned_of() -> None:
         frame = pd.DataFrame(x, columns=["a", "b"]).assign(label=labels, client=np.arange(200) // 100)
         return Federation.from_csv(frame, label="label", client="client").warnings()
 
+    (warning,) = labelled(np.array([0, 1, -99, 1])[np.arange(200) % 4])
+    assert warning == "own: -99 is a class among -99, 0, 1: if it says that the label is missing, remove its rows"
+    assert labelled(np.arange(200) % 10) == []
     (warning,) = labelled(np.arange(200) % 40 + 30)
     assert "the label has 40 different whole numbers, from 30 to 69, and each is a class" in warning
     assert (

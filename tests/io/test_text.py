@@ -187,6 +187,10 @@ def test_a_byte_order_mark_blank_lines_and_spaces_are_ignored(path: Path) -> Non
 def test_cells_may_be_separated_otherwise_where_the_first_line_has_no_comma(path: Path, separator: str) -> None:
     path.write_text(f'\n"age, in years"{separator}note\n50{separator}a,b\n', encoding="utf-8-sig")
     assert read_csv(path, REMEDY) == [(2, ["age, in years", "note"]), (3, ["50", "a,b"])]
+    path.write_text(f"weight, kg{separator}age{separator}note\n70{separator}50{separator}a\n")
+    assert read_csv(path, REMEDY) == [(1, ["weight, kg", "age", "note"]), (2, ["70", "50", "a"])]
+    path.write_text(f"sep={separator}\nx{separator}y\n1,5{separator}2\n")
+    assert read_csv(path, REMEDY) == [(2, ["x", "y"]), (3, ["1,5", "2"])]
     path.write_text(f'x,"y{separator}z"\n1,2\n')
     assert read_csv(path, REMEDY) == [(1, ["x", f"y{separator}z"]), (2, ["1", "2"])]
 

@@ -115,6 +115,16 @@ def test_columns_that_cannot_be_told() -> None:
         sums(["same", "same"]).column("only")
 
 
+def test_a_few_dates_are_no_categories() -> None:
+    """Dates of one month are few enough for a column of categories, and every later day would be refused."""
+    for days in (["2020-01-31", "2020-02-01"], ["31.1.2020", "1.2.2020", "1.2.2020"]):
+        with refused(f"column 'day' has dates, such as '{min(days)}': write dates as numbers (days since a fixed day)"):
+            ColumnSums.of(days, [True] * len(days), False).column("day")
+    declared = ColumnSums.of(["2020-01-31", "2020-02-01"], [True] * 2, True).column("day")
+    assert declared.kind == "category"
+    assert ColumnSums.of(["2020-01-31", "earlier"], [True] * 2, False).column("day").kind == "category"
+
+
 def test_the_one_text_in_a_column_of_numbers_is_named() -> None:
     """The first text in the order of the alphabet would be a number, and nothing would be wrong with it."""
     with refused("row 3: column 'age' is 'n.k.', and most others are numbers: correct it", "column in categories"):

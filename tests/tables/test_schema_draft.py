@@ -92,6 +92,13 @@ def test_tables_that_give_no_schema_are_refused(table: Path, tmp_path: Path) -> 
         draft_schema([tmp_path / "c.csv"], categories=["nam"])
 
 
+def test_a_few_dates_are_no_categories(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("day,y\n" + "".join(f"2020-01-{10 + i % 3},0\n" for i in range(40)))
+    with refused("column 'day' has dates, such as '2020-01-10': write dates as numbers", "--drop 'day'"):
+        draft_schema([tmp_path / "a.csv"], ["y"])
+    assert "kind: category" in draft_schema([tmp_path / "a.csv"], ["y"], categories=["day"]).decode()
+
+
 def test_codes_are_drafted_as_categories_also_where_they_are_many_or_numbers(tmp_path: Path) -> None:
     rows = [f"D{i},{i % 3},,{'1,5' if i else 2}" for i in range(40)]
     (tmp_path / "a.csv").write_text(

@@ -66,6 +66,17 @@ def test_inputs_are_decoded_to_what_was_given() -> None:
     assert binary.decode([[-1], [1], [0]]) == [["female", "male", None]]
 
 
+@pytest.mark.parametrize("centre", [1.42857, 240, 1e6])
+def test_a_zero_is_decoded_to_zero_though_its_input_is_rounded(centre: float) -> None:
+    one = TableSchema((NumberColumn("ward", centre=centre, scale=1.11575),))
+    assert one.decode(one.encode([[0.0]])) == [[0]]
+
+
+def test_small_numbers_around_zero_are_no_zeros() -> None:
+    one = TableSchema((NumberColumn("dose", scale=2),))
+    assert one.decode(one.encode([[3e-9], [-4e-8]])) == [[3e-9, -4e-8]]
+
+
 def test_places_are_those_of_the_inputs() -> None:
     found = {
         c.name: (SCHEMA.encoded[own], None if mark is None else SCHEMA.encoded[mark]) for c, own, mark in SCHEMA.places

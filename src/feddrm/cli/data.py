@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -25,12 +25,16 @@ from feddrm.cli.output import JsonFlag, print_json, print_table
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.registry import check_choice
 
+if TYPE_CHECKING:
+    from feddrm.tables.table_schema import TableSchema
+
 app = typer.Typer(
     help="Show a federation: sizes, classes and shifts; draft a table schema.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
 MOST_CLIENTS, EDGE = 30, 10  # of more clients, the first and the last are printed
+MOST_COLUMNS = 60  # of a table that are printed
 SORTS = ("name", "train", "test")
 MAX_CLASS_COLUMNS = 20  # a table with more columns is unreadable; --json prints all classes
 
@@ -51,7 +55,7 @@ def info(
     sort: Annotated[str | None, typer.Option(help="Sort by name, train or test (largest first).")] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Print the sizes, the class counts and the shift of every client.
+    """Print the sizes, the class counts and the shift of every client, and how every column of a table is read.
 
     Of more than 30 clients it prints the first and the last ten, by training samples unless --sort says otherwise.
 
@@ -73,9 +77,9 @@ def info(
     )
     for warning in federation.warnings():
         typer.echo(f"warning: {warning}", err=True)
-    facts = federation.describe()
+    facts, columns = federation.describe(), federation.describe_columns()
     if json:
-        print_json(facts)
+        print_json({**facts, "columns": columns} if columns else facts)
         return
     listed, left_out = chosen_clients(facts["clients"], find, sort)
     few_classes = len(facts["classes"]) <= MAX_CLASS_COLUMNS
@@ -96,8 +100,6 @@ def info(
     settings = ", ".join(f"{key}={value}" for key, value in facts["settings"].items() if value is not None)
     typer.echo(f"{facts['name']}: {facts['train']} training and {facts['test']} test samples, {settings}")
     typer.echo(f"from {facts['source']}")
-    if federation.schema is not None:
-        typer.echo(f"raw columns: {', '.join(federation.schema.names)} (schema {federation.schema.digest})")
     if not federation.task.classifies:
         typer.echo(f"task {federation.task.name}: samples are counted by the interval in which their follow-up ends")
     if left_out:
@@ -108,6 +110,20 @@ def info(
             f"{sizes[len(sizes) // 2]:,}); {left_out:,} are left out (--find NAME, or --json for all)"
         )
     print_table(header, rows)
+    if columns:
+        _print_columns(columns, federation.schema)
+
+
+def _print_columns(columns: list[dict[str, Any]], schema: TableSchema | None) -> None:
+    """How every column is read. Of many the number alone."""
+    from feddrm.tables.column_values import values_text
+
+    reader = "as they are" if schema is None else f"as schema {schema.digest} reads them"
+    if len(columns) > MOST_COLUMNS:
+        typer.echo(f"{len(columns):,} columns, {reader}: --json lists them")
+        return
+    rows = [[column["name"], column["kind"], values_text(column), column["missing"]] for column in columns]
+    print_table(["column", "kind", "values", "missing"], rows, title=f"columns, {reader}")
 
 
 def chosen_clients(

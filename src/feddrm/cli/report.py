@@ -48,11 +48,13 @@ def report(
 
 def print_report(table: RunTable, everything: bool) -> None:
     """Print the report's sentence and the main measures, or with ``everything`` all of them."""
-    from feddrm.report.page_parts.conclusion import conclusion, main_table
+    from feddrm.report.page_parts.conclusion import conclusion, main_table, one_class_note
 
     found, main = conclusion(table), main_table(table)
     if found is not None:
         typer.echo(f"{found.sentence}\n")
+    if (note := one_class_note(table)) is not None:
+        typer.echo(f"{note}\n")
     header, differences = table.difference_rows()
     best = "; * is better than every other by paired differences" if differences else ""
     if main is not None:

@@ -181,7 +181,10 @@ def fit_router(
 
     Example: feddrm fit-router runs/first
     """
-    from feddrm.report.accuracy_measures import rule_label
+    from feddrm.report.page_parts.conclusion import one_class_note
+    from feddrm.report.page_parts.fit_figures import fit_rows, fit_sentence
+    from feddrm.report.run_record import RunRecord
+    from feddrm.report.run_table import RunTable
     from feddrm.router.router import ONE_SCALE
     from feddrm.runs import Run
 
@@ -192,19 +195,15 @@ def fit_router(
         opened.fit_router(device=device, data_dir=data_dir, progress=True, **settings)
     summary = opened.summary or {}
     survival = "system_c_index" in summary
-    system, oracle = (f"{kind}_{'c_index' if survival else 'accuracy'}" for kind in ("system", "oracle"))
     if json:
+        system = "system_c_index" if survival else "system_accuracy"
         print_json({key: summary[key] for key in ("client_accuracy", system, "router")})
         return
-    rows = [
-        [kind, rule_label(rule), f"{100 * value['mean']:.2f}"]
-        for kind, key in (("client accuracy" if survival else "client", "client_accuracy"), ("system", system))
-        for rule, value in summary[key].items()
-        if value is not None and value["mean"] is not None
-    ]
-    if summary[oracle] is not None:
-        rows.append(["oracle", "own heads", f"{100 * summary[oracle]['mean']:.2f}"])
-    print_table(["C-index" if survival else "accuracy", "by", "percent"], rows)
+    record = RunRecord.read(run)
+    print_table(["C-index (client: accuracy)" if survival else "accuracy", "by", "percent"], fit_rows(record))
+    typer.echo(fit_sentence(record))
+    if (note := one_class_note(RunTable.of([record]))) is not None:
+        typer.echo(note)
     others = f"head, {'mean of all curves' if survival else 'vote'} and oracle"
     if (window := summary["window"]) > 1:
         typer.echo(

@@ -337,10 +337,13 @@ def _train(
 def print_runs(folders: list[Path]) -> None:
     """Print the accuracies of runs as a table, and a line for every training that collapsed."""
     from feddrm.io.run_reader import RunReader
+    from feddrm.report.page_parts.conclusion import one_class_note
     from feddrm.report.run_table import report_table
 
     table = report_table(folders)
     print_table(table.header(), table.text_rows(), title=table.title)
+    if (note := one_class_note(table)) is not None:
+        typer.echo(note)
     for folder in folders:
         summary = RunReader(folder).summary() or {}
         if (collapsed := summary.get("collapsed")) is None:

@@ -19,7 +19,7 @@ from torch import Tensor
 from feddrm.data.client import Client, Split
 from feddrm.data.crop import RandomResizedCrop
 from feddrm.data.query_views import QueryViews
-from feddrm.data.sample_warnings import copies_warning, identifier_warning, label_warning, own_values_warning
+from feddrm.data.sample_warnings import ROW_WARNINGS, copies_warning, label_warning
 from feddrm.data.sources.array_files import ArrayFileSource
 from feddrm.data.sources.arrays import Arrays, ArraySource
 from feddrm.data.sources.csv_tables import CsvSource, Paths
@@ -30,6 +30,7 @@ from feddrm.errors import FeddrmError, short_list
 from feddrm.io.run_files import check_client_names
 from feddrm.registry import LISTED
 from feddrm.tables.column_kinds import FAR, NumberColumn, Usual
+from feddrm.tables.column_values import column_facts
 from feddrm.tables.table_schema import TableSchema
 from feddrm.tasks import CLASSIFICATION, Task
 from feddrm.typed_settings import typed_arguments
@@ -139,7 +140,7 @@ class Federation:
         return checksum.hexdigest()
 
     def describe(self) -> dict[str, Any]:
-        """Everything that ``feddrm data info`` prints, as plain values."""
+        """Sizes, classes, shifts and settings, as plain values."""
         return {
             "name": self.name,
             "source": self.source,
@@ -162,13 +163,21 @@ class Federation:
             **({} if self.task.classifies else {"task": self.task.as_dict()}),
         }
 
+    def describe_columns(self) -> list[dict[str, Any]]:
+        """How each column of a table is read and what it holds, over all rows; nothing of pictures.
+
+        Ranges tell of single rows, so they are kept apart from what :meth:`describe` gives to a run.
+        """
+        if len(self.shape) != 1:
+            return []
+        rows = torch.cat([split.x for client in self.clients for split in (client.train, client.test)])
+        return column_facts(self._raw_columns, rows.double().cpu().numpy())
+
     def warnings(self) -> list[str]:
         """What to know of the samples before training on them."""
         found = [self.scale_warning(), self.far_warning(), copies_warning(self.name, self.clients)]
         if len(self.shape) == 1:
-            found += [
-                check(self.name, self.clients, self._raw_columns) for check in (identifier_warning, own_values_warning)
-            ]
+            found += [check(self.name, self.clients, self._raw_columns) for check in ROW_WARNINGS]
             found += [label_warning(self.name, self.classes)] if self.task.classifies else []
         return [warning for warning in found if warning is not None]
 

@@ -1,7 +1,8 @@
-"""Warnings of samples whose figures would be too good or senseless: copies, columns that name rows, odd labels."""
+"""Warnings of samples whose figures would be too good or senseless: copies, columns that name rows, odd values."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from feddrm.data.client import Client, Split
 from feddrm.errors import short_list
 from feddrm.io.text import parse_whole
-from feddrm.tables.column_kinds import NumberColumn, RawColumn
+from feddrm.tables.column_kinds import FAR, ROUNDING, NumberColumn, RawColumn, Values, plain_number
 from feddrm.tables.table_schema import TableSchema
 
 COPIED = 0.01  # share of the test samples from which on there is a warning
@@ -20,6 +21,11 @@ NUMBERED_ROWS = 50  # training rows of one client that all differ by chance in n
 OWN_ROWS = 10  # training rows of a client below which its categories may be at no other client by chance
 MOST_CLASSES = 20  # of labels that are whole numbers, but no numbers of classes: more look like a measurement
 FLOAT32 = 2e-7  # of a value: what is lost in float32
+OTHER_UNIT = 2.0  # times the median of the other clients: few measurements differ by so much without overlap
+# What a column is called that says whom a row is of.
+WHOM = re.compile(
+    r"(.*[\W_])?(id|pid|mrn|patient|subject|(patient|subject|person|case|record|visit)[\W_]?(id|no|nr|number))"
+)
 
 
 def copies_warning(name: str, clients: Sequence[Client]) -> str | None:
@@ -43,14 +49,18 @@ def copies_warning(name: str, clients: Sequence[Client]) -> str | None:
 def identifier_warning(name: str, clients: Sequence[Client], schema: TableSchema) -> str | None:
     """A warning of columns that number the rows: numbers of patients follow from the client, so routing looks perfect.
 
-    A column with a declared range is a measurement.
+    A column with a declared range is a measurement. Numbers of patients with several visits are known by their name.
     """
-    if max(len(client.train) for client in clients) < NUMBERED_ROWS:
-        return None
     numbers = [(c, own.start) for c, own, _ in schema.places if isinstance(c, NumberColumn) and not c.range]
-    found = [column.name for column, place in numbers if all(_numbers_rows(column, c, place) for c in clients)]
+    enough = max(len(client.train) for client in clients) >= NUMBERED_ROWS
+    found = [c.name for c, place in numbers if enough and all(_numbers_rows(c, client, place) for client in clients)]
     if not found:
-        return None
+        if (whom := next((c.name for c, _ in numbers if WHOM.fullmatch(c.name.casefold())), None)) is None:
+            return None
+        return (
+            f"{name}: '{whom}' is an input, though by its name it says whom a row is of: name it as the subject "
+            f"(subject='{whom}'), or leave it out (drop=['{whom}'])"
+        )
     quoted_names = short_list([f"'{column}'" for column in found], 3)
     return (
         f"{name}: {quoted_names}: another whole number in every row of a client. If it numbers patients or visits, the "
@@ -80,9 +90,73 @@ def own_values_warning(name: str, clients: Sequence[Client], schema: TableSchema
     return None
 
 
+def is_code(value: float) -> bool:
+    """Whether a number is one of those that often stand for a missing value: -9, -99, 99, -999, 999 and so on."""
+    return set(f"{abs(value):.6g}") == {"9"} and not 0 < value < 99
+
+
+def missing_code_warning(name: str, clients: Sequence[Client], schema: TableSchema) -> str | None:
+    """A warning of numbers that often stand for a missing value (-9, -99, 999) and lie apart from all others.
+
+    A column with a declared range has been looked at. :meth:`Federation.far_warning` names values that are far off.
+    """
+    found = []
+    for column, parts in _measurements(clients, schema):
+        values = np.concatenate(parts)
+        for code in dict.fromkeys((values.min(initial=0.0), values.max(initial=0.0))):
+            if not is_code(code):
+                continue
+            same = np.abs(values - code) <= ROUNDING * abs(code)
+            others, count = values[~same], int(same.sum())
+            if not len(others) or abs(code - values.mean()) > FAR * values.std():
+                continue
+            gap = min(abs(code - others.min()), abs(code - others.max()))
+            if code < 0 <= others.min() or (count > 1 and gap > np.ptp(others)):
+                ends = f"{plain_number(others.min())} to {plain_number(others.max())}"
+                found.append(f"'{column.name}' is {code:.6g} in {count:,} rows, and {ends} in all others")
+    if not found:
+        return None
+    return (
+        f"{name}: {short_list(found, 3)}. If this says that the value is missing, empty these cells (schema=auto "
+        "allows gaps): it would be taken for a measurement"
+    )
+
+
+def unit_warning(name: str, clients: Sequence[Client], schema: TableSchema) -> str | None:
+    """A warning of measurements that some clients have in another order of magnitude, as in another unit.
+
+    The middle 90 % of their values do not overlap with those of the others, and medians differ by a factor of two.
+    """
+    found = []
+    for column, parts in _measurements(clients, schema):
+        if WHOM.fullmatch(column.name.casefold()) or not all(len(p) >= OWN_ROWS and p.min() > 0 for p in parts):
+            continue
+        middle = np.array([np.quantile(part, (0.05, 0.5, 0.95)) for part in parts])
+        order = np.argsort(middle[:, 1])
+        for below, above in ((order[:cut], order[cut:]) for cut in range(1, len(order))):
+            apart = middle[below, 2].max() < middle[above, 0].min()
+            if apart and middle[above, 1].min() >= OTHER_UNIT * middle[below, 1].max():
+                few, many = sorted((below, above), key=len)
+                ranges = [f"{middle[own, 0].min():.3g} to {middle[own, 2].max():.3g}" for own in (few, many)]
+                names = short_list([f"'{clients[i].name}'" for i in sorted(few)], 3)
+                found.append(f"'{column.name}' is mostly {ranges[0]} at {names}, {ranges[1]} at all others")
+                break
+    if not found:
+        return None
+    return (
+        f"{name}: {short_list(found, 3)}. If units differ, convert them: the router would know the client by them, and "
+        "answers would be wrong for values in another unit"
+    )
+
+
 def label_warning(name: str, classes: Sequence[str]) -> str | None:
-    """A warning of many labels that are whole numbers, but no numbers of classes: ages or lengths of stay."""
+    """A warning of whole numbers as labels that are no classes: ages, lengths of stay, a code of a missing value."""
     numbers = [parse_whole(label) for label in classes]
+    if len(classes) <= MOST_CLASSES and (code := next(filter(is_code, filter(None, numbers)), None)) is not None:
+        return (
+            f"{name}: {code} is a class among {short_list(classes)}: if it says that the label is missing, remove its "
+            "rows"
+        )
     if (
         len(classes) <= MOST_CLASSES
         or None in numbers
@@ -95,10 +169,20 @@ def label_warning(name: str, classes: Sequence[str]) -> str | None:
     )
 
 
+def _measurements(clients: Sequence[Client], schema: TableSchema) -> Iterator[tuple[NumberColumn, list[Values]]]:
+    """Every column of numbers without a declared range, and its values at every client, training rows alone."""
+    for column, own, mark in schema.places:
+        if isinstance(column, NumberColumn) and not column.range:
+            parts = (
+                client.train.x if mark is None else client.train.x[client.train.x[:, mark] != 1] for client in clients
+            )
+            yield column, [column.raw(rows[:, own.start].double().cpu().numpy()) for rows in parts]
+
+
 def _numbers_rows(column: NumberColumn, client: Client, place: int) -> bool:
     """Whether every training row of the client has another whole number in this column."""
     for rows in (client.train.x[:NUMBERED_ROWS, place], client.train.x[:, place]):  # few columns pass the first
-        raw = rows.double().cpu().numpy() * column.scale + column.centre
+        raw = column.raw(rows.double().cpu().numpy())
         whole = np.abs(raw - np.rint(raw)) <= FLOAT32 * (np.abs(raw).max() + abs(column.centre))
         if not whole.all() or len(np.unique(raw)) < len(raw):
             return False
@@ -107,13 +191,15 @@ def _numbers_rows(column: NumberColumn, client: Client, place: int) -> bool:
 
 def _values(column: RawColumn, inputs: NDArray[np.float64]) -> list[Any]:
     """The categories that a client has, or the value of a column of numbers that is the same in all its rows."""
-    different = np.unique(inputs, axis=0)
-    if isinstance(column, NumberColumn) and len(different) > 1:
+    if isinstance(column, NumberColumn) and (inputs != inputs[:1]).any():
         return []
-    return [value for value in column.decode(different) if value is not None]
+    return [value for value in column.decode(np.unique(inputs, axis=0)) if value is not None]
 
 
 def _hashes(split: Split) -> Iterator[int]:
     """One number per sample, equal for equal samples: the samples' bytes would take as much memory as they do."""
     rows, labels = split.x.cpu().contiguous().numpy().reshape(len(split), -1), split.y.tolist()
     return (hash((row.tobytes(), label)) for row, label in zip(rows, labels, strict=True))
+
+
+ROW_WARNINGS = (identifier_warning, own_values_warning, missing_code_warning, unit_warning)

@@ -18,6 +18,7 @@ from typing import Any
 from feddrm.errors import FeddrmError
 
 SEPARATORS = (",", ";", "\t", "|")
+SEPARATOR_LINE = re.compile(r"sep=(.)\s*", re.IGNORECASE)  # a first line by which Excel knows the separator
 QUOTED = re.compile(r'"[^"]*("|$)')
 WHOLE_NUMBER = re.compile(r"([+-]?\d{1,300})(\.0*)?")  # int refuses thousands of digits
 
@@ -114,8 +115,8 @@ def read_json_lines(path: Path, remedy: str) -> list[dict[str, Any]]:
 def read_csv(path: Path, remedy: str) -> list[tuple[int, list[str]]]:
     """The rows of a UTF-8 file (with or without a byte order mark), each with the number of its first line.
 
-    Cells are separated by commas or, where the first line has none, by the first of semicolon, tab and bar that it has.
-    Spaces around cells are removed, and rows without any text are left out.
+    Cells are separated by that comma, semicolon, tab or bar which the first line has most often. A line ``sep=;``
+    before it is no row. Spaces around cells are removed, and rows without any text are left out.
     """
     rows: list[tuple[int, list[str]]] = []
     line = 1
@@ -124,7 +125,10 @@ def read_csv(path: Path, remedy: str) -> list[tuple[int, list[str]]]:
             start = [next(file, "")]
             while start[-1] and not start[-1].strip():
                 start.append(next(file, ""))
-            separator = next((mark for mark in SEPARATORS if mark in QUOTED.sub("", start[-1])), SEPARATORS[0])
+            if told := SEPARATOR_LINE.fullmatch(start[-1].strip("\r\n")):
+                start[-1:] = ["\n", next(file, "")]
+            header = QUOTED.sub("", start[-1])
+            separator = told[1] if told else max(SEPARATORS, key=header.count)
             reader = csv.reader(itertools.chain(start, file), delimiter=separator, strict=True)
             for row in reader:
                 cells = [cell.strip() for cell in row]

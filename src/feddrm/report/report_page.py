@@ -13,7 +13,7 @@ from feddrm.io.run_files import REPORT
 from feddrm.report import run_figures
 from feddrm.report.accuracy_measures import ANSWERS, KINDS, TERM_OF_KIND
 from feddrm.report.html_templates import TEMPLATES
-from feddrm.report.page_parts.conclusion import conclusion, main_table
+from feddrm.report.page_parts.conclusion import conclusion, main_table, one_class_note
 from feddrm.report.page_parts.run_sections import flat, run_view
 from feddrm.report.run_group import RunGroup
 from feddrm.report.run_table import DIFFERENCES, RunTable
@@ -49,6 +49,7 @@ def report_page(table: RunTable) -> str:
         runs=views,
         searchable=any(section.searchable for view in views for section in view.sections),
         conclusion=conclusion(table),
+        one_class=one_class_note(table),
         main=main_table(table, links=several),
         datasets=", ".join(dict.fromkeys(record.data for record in table.records)),
         results=table.table(links=several),

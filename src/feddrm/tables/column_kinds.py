@@ -22,6 +22,7 @@ GAPS = frozenset(form for text in (*MISSING, UNKNOWN) for form in (text, text.up
 MAX_FLOAT32 = float(np.finfo(np.float32).max)
 FAR = 8.0  # standard deviations from the pooled mean beyond which a value without a declared range is flagged
 ROUNDING = 1e-5  # of a value: inputs are float32
+ZERO = 1e-6  # of the centre: rounding leaves no more of a zero
 DECIMAL_POINT = "write numbers with a decimal point and no other separator, as 1234.5"
 MARKED = "it is marked as missing, but has a value"
 
@@ -183,14 +184,19 @@ class NumberColumn(RawColumn):
     def encode(self, values: Values) -> Values:
         return np.nan_to_num((values - self.centre) / self.scale, nan=0.0)[:, None]
 
+    def raw(self, inputs: Values) -> Values:
+        """The numbers of a table that network inputs [n] stand for; what is left of a zero by rounding is zero."""
+        numbers = inputs * self.scale + self.centre
+        return np.where(np.abs(numbers) <= ZERO * abs(self.centre), 0.0, numbers)
+
     def decode(self, inputs: Values) -> list[Any]:
-        return [plain_number(number) for number in (inputs[:, 0] * self.scale + self.centre).tolist()]
+        return [plain_number(number) for number in self.raw(inputs[:, 0]).tolist()]
 
     def problems(
         self, inputs: Values, empty: NDArray[np.bool_], filled: bool, usual: Usual | None
     ) -> Iterator[Finding]:
         x = inputs[:, 0]
-        raw = x * self.scale + self.centre
+        raw = self.raw(x)
         if not filled:
             for row in np.flatnonzero(empty & (x != 0)).tolist():
                 yield row, plain_number(raw[row]), MARKED

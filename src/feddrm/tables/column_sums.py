@@ -28,6 +28,7 @@ MOST_DECLARED_CATEGORIES = 1000  # of a column that a person says has codes, suc
 MOST_ROWS = 2**53  # sums of more cannot be added in double precision
 AMONG_NUMBERS = "and most others are numbers: correct it, or empty the cell if the value is missing"
 DATES = ("%Y-%m-%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y")  # a time may follow
+WRITE_DATES = "write dates as numbers (days since a fixed day)"
 NAME_IT = "name it in categories if these are codes"
 DECLARE = "describe it in a schema file ('feddrm data schema' writes a first one)"
 
@@ -143,6 +144,11 @@ class ColumnSums:
                 f"column '{name}' has the text {quoted(codes[0])} wherever it has one: drop it, it tells nothing "
                 f"(drop=['{name}']), or {DECLARE}"
             )
+        if not self.declared and all(map(is_date, codes)):
+            raise FeddrmError(
+                f"column '{name}' has dates, such as {quoted(codes[0])}: {WRITE_DATES}, drop the column "
+                f"(drop=['{name}']), or {NAME_IT}"
+            )
         if len(codes) > self.most_categories:
             odd, remedy = odd_text(self.levels), "" if self.declared else f"{NAME_IT}, "
             raise FeddrmError(
@@ -157,15 +163,20 @@ def odd_text(texts: Collection[str]) -> str:
     return min(texts, key=lambda text: (parse_float(text) is not None, text))
 
 
-def correction(text: str) -> str:
-    """What to do with a text that is no category: no kind of column reads dates."""
+def is_date(text: str) -> bool:
+    """Whether a text is a date: no kind of column reads them."""
     for form in DATES:
         try:
             datetime.strptime(text[:10], form)
         except ValueError:
             continue
-        return "write dates as numbers (days since a fixed day)"
-    return "correct it"
+        return True
+    return False
+
+
+def correction(text: str) -> str:
+    """What to do with a text that is no category."""
+    return WRITE_DATES if is_date(text) else "correct it"
 
 
 def decimal_comma(cells: Mapping[int, str]) -> int | None:

@@ -15,9 +15,11 @@ from feddrm.tables.column_sums import (
     AMONG_NUMBERS,
     MOST_CATEGORIES,
     MOST_DECLARED_CATEGORIES,
+    WRITE_DATES,
     correction,
     decimal_comma,
     distinct_codes,
+    is_date,
     odd_text,
     text_among_numbers,
 )
@@ -79,6 +81,11 @@ def _column(name: str, tables: Sequence[CsvTable], declared: bool) -> RawColumn:
     if len(codes) == 1:
         raise FeddrmError(
             f"column '{name}' has the text {quoted(codes[0])} wherever it has one: leave it out, it tells nothing "
+            f"(--drop '{name}')"
+        )
+    if not declared and all(map(is_date, codes)):
+        raise FeddrmError(
+            f"column '{name}' has dates, such as {quoted(codes[0])}: {WRITE_DATES}, {remedy}, or leave the column out "
             f"(--drop '{name}')"
         )
     if len(codes) > (MOST_DECLARED_CATEGORIES if declared else MOST_CATEGORIES):

@@ -33,6 +33,17 @@ def test_a_folder_has_one_file_per_client(folder: Path):
     assert (fed.name, fed.source) == ("sites", str(folder))
 
 
+def test_arrays_of_other_names_are_not_read_and_named(folder: Path):
+    """Whoever calls the subjects ``patient`` must see that they do not count."""
+    np.savez(folder / "oslo.npz", x=X[:10], y=Y[:10], patient=np.arange(10) // 2, age=np.arange(10))
+    fed = Federation.from_npz(folder)
+    assert fed.source == f"{folder} (arrays that are not read: age, patient)"
+    assert fed.clients[1].train.subject is None
+    np.savez(folder / "lima.npz", x=X[:10], y=Y[:10], subject=np.arange(10) // 2)
+    np.savez(folder / "oslo.npz", x=X[:10], y=Y[:10], subject=np.arange(10) // 2)
+    assert Federation.from_npz(folder).source == str(folder)
+
+
 def test_one_file_names_the_clients(tmp_path: Path):
     order = RNG.permutation(24)
     np.savez(tmp_path / "all.npz", x=X[order], y=Y[order], client=OWNERS[order])

@@ -37,6 +37,28 @@ def test_palettes_and_transparency_become_rgb(tmp_path: Path) -> None:
         assert read_image(tmp_path / name).tolist() == [[[10, 20, 30]] * 2] * 2
 
 
+@pytest.mark.parametrize("suffix", ["gif", "tif", "png", "webp"])
+def test_animations_and_stacks_are_refused(tmp_path: Path, suffix: str) -> None:
+    """The first of several images would be taken for all of them."""
+    one, *others = (Image.new("L", (4, 4), value) for value in (0, 100, 200))
+    one.save(tmp_path / f"one.{suffix}")
+    one.save(tmp_path / f"stack.{suffix}", save_all=True, append_images=others)
+    assert read_image(tmp_path / f"one.{suffix}").max() == 0
+    problem = f"{tmp_path / 'stack'}.{suffix} holds several images: save each as its own file, or keep the one you mean"
+    with refused(problem):
+        read_image(tmp_path / f"stack.{suffix}")
+
+
+def test_a_photograph_with_a_small_copy_of_it_is_one_image(tmp_path: Path) -> None:
+    """Telephones write such files with the suffix .jpg."""
+    Image.new("L", (8, 8), 200).save(
+        tmp_path / "photo.jpg", format="MPO", save_all=True, append_images=[Image.new("L", (2, 2), 200)]
+    )
+    with Image.open(tmp_path / "photo.jpg") as photo:
+        assert getattr(photo, "n_frames", 1) == 2
+    assert read_image(tmp_path / "photo.jpg").shape == (8, 8)
+
+
 def test_images_are_turned_upright(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # to be turned by 90 degrees

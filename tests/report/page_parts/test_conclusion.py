@@ -11,7 +11,7 @@ import pytest
 
 from feddrm.data import load
 from feddrm.io.page_files import TERMS
-from feddrm.report.page_parts.conclusion import conclusion, main_table
+from feddrm.report.page_parts.conclusion import conclusion, main_table, one_class_note
 from feddrm.report.run_table import RunTable, report_table
 
 MakeRun = Callable[..., Path]
@@ -165,3 +165,30 @@ def test_the_best_is_that_of_its_column_not_of_all_votes(make_seeds: Callable[..
     assert texts == [["85.13*", "90.00*", "90.00"], ["74.87", "90.00*", "–"], ["79.87", "70.13", "–"]]
     votes = [row for row in table.text_rows() if row[0] == "system (vote)"]
     assert "*" in votes[0][2]  # the table of all measures compares vote with vote
+
+
+def with_counts(folder: Path, *counts: int) -> RunTable:
+    """The table of a run whose clients have so many samples of the first classes, and no others."""
+    facts = json.loads((folder / "data.json").read_text())
+    for client in facts["clients"]:
+        client["class_counts"] = [*counts, *([0] * (len(facts["classes"]) - len(counts)))]
+    (folder / "data.json").write_text(json.dumps(facts))
+    return report_table([folder])
+
+
+def test_where_nearly_all_samples_are_of_one_class_it_is_said(make_run: MakeRun) -> None:
+    assert one_class_note(report_table([make_run("even")])) is None
+    folder = make_run("rare")
+    assert one_class_note(with_counts(folder, 89, 11)) is None
+    summary = json.loads((folder / "summary.json").read_text())
+    values = {"balanced_accuracy": 0.5, "auroc": 0.87754}
+    summary["metrics"] = {"own": {key: {"value": value, "interval": [0, 1]} for key, value in values.items()}}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    assert one_class_note(with_counts(folder, 1, 49)) == (
+        "98.0 % of all samples are of class '1': to answer '1' to every query would be right as often. These figures "
+        "say more (rare, own client): balanced accuracy 50.00 %, AUROC 87.75 %."
+    )
+    summary.pop("metrics")
+    (folder / "summary.json").write_text(json.dumps(summary))
+    note = one_class_note(with_counts(folder, 49, 1))
+    assert note == "98.0 % of all samples are of class '0': to answer '0' to every query would be right as often."

@@ -14,6 +14,8 @@ from feddrm.data.sources.labelled_samples import FederationParts, Label
 from feddrm.errors import FeddrmError
 from feddrm.io.tensors import BROKEN_NPZ
 
+ROLES = ("client", "subject")  # arrays that a file may have beside x and y
+
 
 class ArrayFile(NamedTuple):
     """Samples, labels and, where the file has them, the names of their clients and subjects."""
@@ -54,7 +56,9 @@ class ArrayFileSource:
             seed=self.seed,
             name=self.name or path.resolve().stem or "own",
         ).load()
-        return FederationParts(**{**vars(parts), "source": str(path)})
+        unread = _unread_arrays(path)
+        source = f"{path} (arrays that are not read: {', '.join(unread)})" if unread else str(path)
+        return FederationParts(**{**vars(parts), "source": source})
 
 
 def read_arrays(path: Path) -> ArrayFile:
@@ -62,7 +66,7 @@ def read_arrays(path: Path) -> ArrayFile:
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             x, y = arrays["x"], arrays["y"]
-            names = {key: arrays[key] for key in ("client", "subject") if key in arrays}
+            names = {key: arrays[key] for key in ROLES if key in arrays}
     except BROKEN_NPZ as error:
         raise FeddrmError(f"cannot read {path} ({error}): give an .npz file with the arrays x and y") from error
     for name, array in (("x", x), ("y", y)):
@@ -75,11 +79,27 @@ def read_arrays(path: Path) -> ArrayFile:
     return ArrayFile(x, labels, clients, subjects)
 
 
+def _files(path: Path) -> list[Path]:
+    """The files in a folder, or the file itself."""
+    if not path.is_dir():
+        return [path]
+    return sorted(p for p in path.iterdir() if p.suffix.lower() == ".npz" and not p.name.startswith("."))
+
+
+def _unread_arrays(path: Path) -> list[str]:
+    """The names of all other arrays: somebody may have called the subjects ``patient``."""
+    names: set[str] = set()
+    for file in _files(path):
+        with np.load(file, allow_pickle=False) as arrays:
+            names |= set(arrays.files) - {"x", "y", *ROLES}
+    return sorted(names)
+
+
 def _read_clients(path: Path) -> dict[str, tuple[Any, ...]]:
     if not path.exists():
         raise FeddrmError(f"{path} does not exist: give the path of an .npz file, or of a folder of them")
     if path.is_dir():
-        files = sorted(p for p in path.iterdir() if p.suffix.lower() == ".npz" and not p.name.startswith("."))
+        files = _files(path)
         if not files:
             raise FeddrmError(f"{path} holds no .npz file: put one per client there")
         return {file.stem: read_arrays(file).arrays for file in files}

@@ -33,8 +33,9 @@ def decode_image(
 ) -> Pixels:
     """[height, width] for a grey image, [height, width, 3] for any other, upright, resized to ``size``.
 
-    Transparency is dropped, and only the first of several frames is read. Resizing is Pillow's bilinear.
-    An image with more than ``limit`` pixels is refused before it is decoded. ``name`` stands in errors.
+    Transparency is dropped. A file of several images (an animation, a stack of slices) is refused, but for the small
+    copies that cameras put into JPEG files. Resizing is Pillow's bilinear. An image with more than ``limit`` pixels is
+    refused before it is decoded. ``name`` stands in errors.
     """
     with _huge_images_refused():
         return _decode(source, name, size, limit)
@@ -56,6 +57,8 @@ def _decode(source: Path | BinaryIO, name: str, size: tuple[int, int] | None, li
         with Image.open(source, formats=FORMATS) as file:
             if limit is not None and file.width * file.height > limit:
                 raise FeddrmError(f"{name} has {file.width} x {file.height} pixels: shrink it below {limit}")
+            if file.format != "MPO" and getattr(file, "is_animated", False):
+                raise FeddrmError(f"{name} holds several images: save each as its own file, or keep the one you mean")
             # Conversion would clip more than 8 bits to white.
             if file.mode.startswith(("I", "F")):
                 raise FeddrmError(f"{name} has more than 8 bits per pixel: convert it to 8 bits")

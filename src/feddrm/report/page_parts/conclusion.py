@@ -16,12 +16,14 @@ from feddrm.report.tables import DASH, ColumnGroup, Table, TableCell, TableColum
 GUIDES = {"exact_density": "exact router", "head_density": "published head"}
 UNGUIDED = {"vote": "by a vote of all clients", "averaged": "by the mean of all clients"}
 MAIN_MEASURES = {"system": "Unknown origin", "global": "Global model", "oracle": "Own client", "client": "Right client"}
+TELLING = {"balanced_accuracy": "balanced accuracy", "macro_f1": "macro F1", "auroc": "AUROC"}
 MEANINGS = {
     "system": "answered by the router or the vote named with the run",
     "global": "by one model for all",
     "oracle": "where the sample came from",
     "client": "how often the router names the client that the sample came from",
 }
+NEARLY_ALL = 0.9  # of all samples are of one class: one answer to everything has a high accuracy, too
 
 
 class Bar(NamedTuple):
@@ -76,6 +78,26 @@ def conclusion(table: RunTable) -> Conclusion | None:
     subject += "" if group.finished else f", after round {group.first.round} of {group.first.rounds}"
     predicate = "of pairs in the right order of risk" if survival else "answered rightly"
     return Conclusion(subject, predicate, tuple(bars))
+
+
+def one_class_note(table: RunTable) -> str | None:
+    """What accuracies are worth where nearly all samples are of one class; None where they are not."""
+    for group in table.groups:
+        data = group.first.dataset
+        if data is None or data.counts is None or group.first.quantity == "c_index":
+            continue
+        totals = data.counts.sum(0)
+        if (share := totals.max() / totals.sum()) < NEARLY_ALL:
+            continue
+        name = data.classes[int(totals.argmax())]
+        telling = [(label, group.metrics.get(("own", key))) for key, label in TELLING.items()]
+        figures = [f"{label} {metric.text('')[0]} %" for label, metric in telling if metric is not None]
+        more = f" These figures say more ({group.name}, own client): {', '.join(figures)}." if figures else ""
+        return (
+            f"{100 * share:.1f} % of all samples are of class '{name}': to answer '{name}' to every query would be "
+            f"right as often.{more}"
+        )
+    return None
 
 
 def _bars(group: RunGroup, others: Sequence[RunGroup]) -> list[Bar]:
