@@ -8,9 +8,12 @@ from functools import cached_property, partial
 from typing import Literal, Self
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load
 from torch import Tensor
 
 from feddrm.errors import FeddrmError
+from feddrm.io.tensors import tensor_bytes
 
 MomentTarget = Literal["client", "class"]  # what a head tells apart
 BLOCK = 4096  # rows that are converted to float64 at once
@@ -186,6 +189,18 @@ class Moments:
         if bool((counts < 0).any()) or bool((scatter.diagonal() < 0).any()):
             raise FeddrmError(f"moments with a negative count or square: {SEND_AGAIN}")
         return cls(counts, client_sums, class_sums, scatter)
+
+    def to_bytes(self, *, half: bool = False) -> bytes:
+        """The bytes of a safetensors file."""
+        return tensor_bytes(self.tensors(half=half))
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> Moments:
+        """The inverse of :meth:`to_bytes`."""
+        try:
+            return cls.load(load(content))
+        except SafetensorError as error:
+            raise FeddrmError(f"these are no moments ({error}): {SEND_AGAIN}") from error
 
 
 def _triangle(square: Tensor) -> Tensor:
