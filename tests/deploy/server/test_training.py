@@ -16,6 +16,7 @@ from feddrm.deploy.server.training import ServerState, Training
 from feddrm.deploy.wire.messages import unpack
 from feddrm.engine import Plan
 from feddrm.engine.communication import Communication
+from refusal import refused
 
 Make = Callable[..., Deployed]
 
@@ -79,6 +80,15 @@ def test_a_private_part_of_another_course_of_the_run_is_not_used(deployed: Make,
     copy(tmp_path / "latest", deployment.site_folder("lima"))
     server.go()
     assert server.run.summary()["accepted"] == {"oslo": 4, "lima": 3, "pune": 4}
+
+
+def test_a_damaged_checkpoint_is_named_with_the_remedy(tmp_path: Path) -> None:
+    """It was called a message of another version of feddrm."""
+    path = tmp_path / "checkpoint.safetensors"
+    ServerState(1, {"leaf": torch.ones(2)}, {"oslo": 1}).save(path)
+    path.write_bytes(path.read_bytes()[:-1])
+    with refused(f"{path} is broken (it is not whole)", "put it back from a copy, or choose another 'run'"):
+        ServerState.load(path)
 
 
 @pytest.mark.slow

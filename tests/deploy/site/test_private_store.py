@@ -88,3 +88,23 @@ def test_only_the_owner_can_read_what_is_private(deployed: Callable[..., Deploye
         assert own | stored | {"runs/first/samples.sha256"} <= files
         more = {f"clients/{name}/shared.safetensors", f"clients/{name}/brief.yaml"}
         assert open_to_others(folder) - before[name] == public | more
+
+
+def test_a_damaged_private_part_is_named_with_the_remedy(tmp_path: Path) -> None:
+    """A disk may lose bytes. It was called a message of another version of feddrm."""
+    store = PrivateStore(tmp_path)
+    store.save(3, SLOTS)
+    path = tmp_path / "private-3.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    with refused(f"{path} is broken (it is not whole)", "put back the file from a copy, or start a new run"):
+        store.load(3)
+
+
+def test_slots_that_another_message_made_are_refused(tmp_path: Path) -> None:
+    store = PrivateStore(tmp_path)
+    store.save(3, SLOTS, "abc")
+    assert store.load(3, message="abc").keys() == store.load(3).keys() == SLOTS.keys()
+    with refused("round 3 is not the one that the server went on from", "put back the latest copy"):
+        store.load(3, message="other")
+    store.save(3, SLOTS)  # by an older version
+    assert store.load(3, message="other").keys() == SLOTS.keys()

@@ -19,7 +19,7 @@ from feddrm.deploy.server.reply_validation import blank_upload, check_update
 from feddrm.deploy.wire.channel import REMOVED_MEMBER, Channel, Request
 from feddrm.deploy.wire.fixed_point import WORD_BYTES, count_words
 from feddrm.deploy.wire.masks import FEWEST_SITES, SUMMED, summed_fields
-from feddrm.deploy.wire.messages import Message, pack, unpack
+from feddrm.deploy.wire.messages import Message, pack, read_stored
 from feddrm.deploy.wire.run_spec import RunSpec
 from feddrm.engine import RoundSchedule, first_state
 from feddrm.engine.communication import Communication, sizes_of
@@ -54,7 +54,7 @@ class ServerState:
 
     @classmethod
     def load(cls, path: Path) -> ServerState:
-        header, shared = unpack(path.read_bytes())
+        header, shared = read_stored(path, "put it back from a copy, or choose another 'run'")
         sent = Communication.load(header.get("communication", {}))  # older versions did not count
         return cls(
             header["round"], shared, header["accepted"], tuple(header["history"]), sent, header.get("messages", {})

@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 
-from feddrm.deploy.wire.messages import Message, pack, unpack
+from feddrm.deploy.wire.messages import Message, pack, read_stored
 from feddrm.errors import FeddrmError
 from feddrm.io.atomic import write_atomically
 from feddrm.io.tensors import join_slots, split_slots
 from feddrm.methods import Slots
 
 SAMPLES = "samples.sha256"
+BACK = "put back the file from a copy, or start a new run"
 NAME = re.compile(r"private-(\d+)\.safetensors")
 
 
@@ -49,10 +50,9 @@ class PrivateStore:
         path = self._path(round)
         if not path.exists():
             raise FeddrmError(
-                f"{self.folder} holds no private part after round {round}, only after {self.rounds() or 'none'}: "
-                f"put back the file from a copy, or start a new run"
+                f"{self.folder} holds no private part after round {round}, only after {self.rounds() or 'none'}: {BACK}"
             )
-        stored = unpack(path.read_bytes())
+        stored = read_stored(path, BACK)
         made_by = stored.header.get("training")  # older versions wrote none
         if None not in (made_by, self.training) and made_by != self.training:
             raise FeddrmError(
@@ -84,7 +84,7 @@ class PrivateStore:
     def recall(self, name: str) -> Message | None:
         """What :meth:`keep` wrote under this name."""
         path = self.folder / f"{name}.safetensors"
-        return unpack(path.read_bytes()) if path.exists() else None
+        return read_stored(path, BACK) if path.exists() else None
 
     def check_samples(self, checksum: str, *, restart: bool) -> bool:
         """Whether the run began with samples of this checksum. A new run, or one without a stored checksum, stores it.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from cryptography.exceptions import InvalidSignature
@@ -22,6 +23,7 @@ from torch import Tensor
 from feddrm.deploy.wire.message_bytes import FORMAT, not_a_message, read_header
 from feddrm.errors import FeddrmError
 from feddrm.io.tensors import tensor_bytes
+from feddrm.io.text import broken, read_bytes
 from feddrm.methods import Tensors
 
 ANY_SITE = "*"  # the recipient of a message to a node whose site is not known yet
@@ -48,6 +50,15 @@ def unpack(content: bytes) -> Message:
         return Message(header, {name: tensors[name] for name in order})
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
         raise not_a_message(error) from error
+
+
+def read_stored(path: Path, remedy: str) -> Message:
+    """What :func:`pack` made and a file keeps. A damaged file is named, with the remedy."""
+    content = read_bytes(path, remedy)
+    try:
+        return unpack(content)
+    except FeddrmError as error:
+        raise broken(path, "it is not whole", remedy) from error
 
 
 def sign(content: bytes, key: ec.EllipticCurvePrivateKey) -> bytes:

@@ -16,7 +16,7 @@ LONGEST = 2**14  # bytes of a token
 ALGORITHM = "its algorithm is not allowed"
 REASONS: dict[type[Exception], str] = {
     jwt.ExpiredSignatureError: "it has expired",
-    jwt.ImmatureSignatureError: "it is not valid yet",
+    jwt.ImmatureSignatureError: "it is not valid yet: compare the clocks of issuer and gateway",
     jwt.InvalidAudienceError: "it is for another audience",
     jwt.InvalidIssuerError: "it is of another issuer",
     jwt.InvalidAlgorithmError: ALGORITHM,
