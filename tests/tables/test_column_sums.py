@@ -177,6 +177,9 @@ def test_texts_that_hardly_repeat_do_not_leave_a_site() -> None:
     with refused("column 'pid' has 8 different texts in 8 rows", "would leave this site", "drop: ['pid']"):
         check_levels(sums, 8)
     check_levels({name: sums[name] for name in ("number", "sex")}, 8)
+    days = table_sums(["day"], [[f"2020-01-3{i % 2}"] for i in range(8)], [True] * 8, ())
+    with refused("column 'day' has dates, such as '2020-01-30': write dates as numbers"):
+        check_levels(days, 8)
 
 
 def test_declared_codes_may_leave_a_site_in_larger_number() -> None:

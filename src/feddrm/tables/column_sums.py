@@ -101,6 +101,14 @@ class ColumnSums:
         squares = math.fsum(((used - mean) ** 2).tolist())
         return cls(len(used), mean, squares, missing=not present.all())
 
+    def check_no_dates(self, name: str) -> None:
+        """Refuse dates that would be taken for categories: a later day would be none of them."""
+        if self.levels and not self.declared and all(map(is_date, self.levels)):
+            raise FeddrmError(
+                f"column '{name}' has dates, such as {quoted(min(self.levels))}: {WRITE_DATES}, drop the column "
+                f"(drop=['{name}']), or {NAME_IT}"
+            )
+
     def __str__(self) -> str:
         what = (
             short_list(sorted(self.levels), MOST_CATEGORIES)
@@ -144,11 +152,7 @@ class ColumnSums:
                 f"column '{name}' has the text {quoted(codes[0])} wherever it has one: drop it, it tells nothing "
                 f"(drop=['{name}']), or {DECLARE}"
             )
-        if not self.declared and all(map(is_date, codes)):
-            raise FeddrmError(
-                f"column '{name}' has dates, such as {quoted(codes[0])}: {WRITE_DATES}, drop the column "
-                f"(drop=['{name}']), or {NAME_IT}"
-            )
+        self.check_no_dates(name)
         if len(codes) > self.most_categories:
             odd, remedy = odd_text(self.levels), "" if self.declared else f"{NAME_IT}, "
             raise FeddrmError(
@@ -227,6 +231,7 @@ def table_sums(
 def check_levels(sums: Mapping[str, ColumnSums], rows: int) -> None:
     """Refuse sums that would tell of single rows: texts that hardly repeat are names, numbers of files or remarks."""
     for name, column in sums.items():
+        column.check_no_dates(name)
         different = len(column.levels)
         if different > min(column.most_categories, rows // 2):
             remedy = f"{NAME_IT}, " if different <= rows // 2 and not column.declared else ""

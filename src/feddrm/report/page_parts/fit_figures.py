@@ -57,4 +57,5 @@ def fit_sentence(record: RunRecord) -> str:
     noun = f"after round {rounds}, {noun}" if rounds else noun
     text = f"{noun[0].upper()}{noun[1:]} queries of unknown origin, in percent: {', '.join(ways)}"
     text += f"; {ceiling} if each went to its own client" if (ceiling := figure("oracle")) else ""
-    return f"{text}. The router names that client for {figure('client', 'exact_density')} %."
+    named = figure("client", "exact_density")
+    return f"{text}. The router names that client for {named} %." if named else f"{text}."
