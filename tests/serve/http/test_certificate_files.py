@@ -53,7 +53,7 @@ def test_a_certificate_that_ends_soon_or_has_expired_is_warned_of_once(
             files.renew(context)
     soon, expired = (record.getMessage() for record in caplog.records)
     assert soon.startswith("cert.pem is valid from")
-    assert soon.endswith(": renew it with its key, no restart is needed")
+    assert soon.endswith(": it ends soon, renew it with its key, no restart is needed")
     assert expired.endswith("it has expired, renew it with its key, no restart is needed")
     certificates = pytest.importorskip("feddrm.deploy.provision.certificates")
     certificates.write_certificates(tmp_path / "authority", tmp_path, ["127.0.0.1"])
