@@ -9,6 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+# NumPy and SciPy read it when they are loaded. Threads of OpenBLAS wait by running, which takes CPU time from the other
+# process of the tests.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import torch
 
 from no_processes import NoProcesses

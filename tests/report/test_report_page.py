@@ -72,6 +72,13 @@ def write_for(folders: Sequence[Path], out: Path) -> Path:
     return write_report(report_table(folders), out)
 
 
+def without_figures(folder: Path) -> Path:
+    """The run without the files of which most figures are drawn, which takes most of the time of a page."""
+    for name in ("evaluation.json", "data.json", "data.safetensors"):
+        (folder / name).unlink()
+    return folder
+
+
 def read_page(path: Path, scripts: int = 0) -> Page:
     """A page with nothing fetched, nothing executed but its own scripts, and words for every picture."""
     page = Page(path.read_text(encoding="utf-8"))
@@ -148,10 +155,8 @@ def test_the_page_shows_how_often_label_sets_hold_the_label(make_run: MakeRun) -
 
 
 def test_the_page_of_several_runs_compares_them(make_run: MakeRun, tmp_path: Path) -> None:
-    runs = [make_run("first"), make_run("_base", method="fedavg", skill=0.7), make_run("live", finished=False)]
-    for run in runs[1:]:
-        for name in ("evaluation.json", "data.json", "data.safetensors"):
-            (run / name).unlink()
+    others = [make_run("_base", method="fedavg", skill=0.7), make_run("live", finished=False)]
+    runs = [make_run("first"), *map(without_figures, others)]
     write_for(runs, tmp_path / "deep" / "report")
     assert sorted(p.name for p in (tmp_path / "deep" / "report").iterdir()) == FILES
     page = read_page(tmp_path / "deep" / "report" / "report.html")
@@ -160,7 +165,7 @@ def test_the_page_of_several_runs_compares_them(make_run: MakeRun, tmp_path: Pat
     assert "unfinished: round 30 of 60" in page.texts
     assert [text for text in page.texts if text.strip() == "_base (head, density)"]  # in a legend
     assert not any("over megabytes sent" in text for text in page.texts), "older runs do not say"
-    counted = [make_run("one", each=1000), make_run("two", method="fedavg", each=2000)]
+    counted = [without_figures(make_run(name, each=each)) for name, each in (("one", 1000), ("two", 2000))]
     write_for(counted, tmp_path / "counted")
     page = read_page(tmp_path / "counted" / "report.html")
     assert any(text.startswith("Average accuracy over megabytes sent") for text in page.texts)
@@ -186,12 +191,12 @@ def test_the_page_of_seeds_shows_means_differences_and_the_first_run(
         assert any("seeds 0, 1, 2. Figures below the tiles are of seed-0 alone" in text for text in page.texts)
     start = page.cells.index("a less b")
     assert page.cells[start + 1 : start + 4] == table.difference_rows()[1][0][1:]
-    write_for(folders[:3], tmp_path / "alone")
+    write_for([*map(without_figures, folders[:3])], tmp_path / "alone")
     assert read_page(tmp_path / "alone" / "report.html").headings[1:3] == ["All measures", "Training"]
 
 
 def test_a_comparison_lists_only_the_settings_that_differ(make_run: MakeRun, tmp_path: Path) -> None:
-    runs = [make_run("a"), make_run("b", method="fedavg", rounds=40)]
+    runs = [without_figures(run) for run in (make_run("a"), make_run("b", method="fedavg", rounds=40))]
     write_for(runs, tmp_path / "r")
     page = read_page(tmp_path / "r" / "report.html")
     assert page.headings[1:3] == ["All measures", "What differs"]
@@ -239,9 +244,7 @@ def test_markup_in_client_and_class_names_stays_text(make_run: MakeRun, tmp_path
 
 
 def test_a_bare_unfinished_run_is_reported_and_labelled(make_run: MakeRun, tmp_path: Path) -> None:
-    folder = make_run("live", finished=False)
-    for name in ("evaluation.json", "data.json", "data.safetensors"):
-        (folder / name).unlink()
+    folder = without_figures(make_run("live", finished=False))
     (folder / "metrics.jsonl").write_text('{"round": 3, "average_accuracy": 0.5, "loss": NaN}\n{"rou')
     write_for([folder], folder)
     page = read_page(folder / "report.html")

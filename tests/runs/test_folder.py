@@ -30,7 +30,10 @@ from runs.conftest import QUICK_FIT, SMALL, arrays, files
 
 
 @pytest.mark.slow
-def test_every_file_of_a_run_is_named_in_run_files(digits: Federation, tmp_path: Path) -> None:
+def test_every_file_of_a_run_is_named_in_run_files(
+    digits: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("feddrm.report.report_page.report_page", lambda table: "page")  # drawn in other tests
     run = train(digits, "feddrm", out=tmp_path / "run", **SMALL)
     run.fit_router(digits, features="raw", **QUICK_FIT)
     write_report(report_table([run.path]), run.path)

@@ -38,9 +38,10 @@ def plan_passes(models: Sequence[Leaves], client_branch: Leaves | None) -> list[
     """The smallest set of passes that gives all models' class logits and the client logits."""
     passes: list[Pass] = []
     for row, model in enumerate(models):
-        shared = next((one for one in passes if same(one.leaves, body(model))), None)
+        leaves = body(model)
+        shared = next((one for one in passes if same(one.leaves, leaves)), None)
         if shared is None:
-            passes.append(shared := Pass(body(model)))
+            passes.append(shared := Pass(leaves))
         shared.rows += (row,)
     for one in passes:
         heads = [part(models[row], "head") for row in one.rows]

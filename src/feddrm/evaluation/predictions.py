@@ -167,12 +167,18 @@ def predict_parts(
         raise FeddrmError("there is no model to predict with: give one per client")
     if execution.batch_size < 1:
         raise SettingError(f"batch_size={execution.batch_size}: give at least 1")
+    answering = [leaf for leaf in dict(net.named_parameters()) if is_trunk(leaf) or is_project(leaf) or is_head(leaf)]
     for row, model in enumerate(models):
-        _check(net, model, f"model {row}", client=False)
+        _check(model, answering, f"model {row}")
     if global_model is not None:
-        _check(net, global_model, "the global model", client=False)
+        _check(global_model, answering, "the global model")
     if client_branch is not None:
-        _check(net, client_branch, "the model of the client branch", client=True)
+        if net.client_head is None:
+            raise FeddrmError(
+                "the network has no client branch to predict with: build it with clients=..., or leave it out"
+            )
+        branch = [leaf for leaf in dict(net.named_parameters()) if is_trunk(leaf) or is_client_branch(leaf)]
+        _check(client_branch, branch, "the model of the client branch")
     passes = plan_passes([*models, *([] if global_model is None else [global_model])], client_branch)
     like = passes[0].like
     if not len(test.labels):
@@ -194,13 +200,8 @@ def predict_parts(
         yield Predictions(logits[: len(models)], labels, origin, mean.get("client"), shared, net.task)
 
 
-def _check(net: Net, leaves: Leaves, what: str, *, client: bool) -> None:
+def _check(leaves: Leaves, needed: Sequence[str], what: str) -> None:
     """Refuse a model with a leaf missing: the network would silently use its own leaf, perhaps untrained."""
-    if client and net.client_head is None:
-        raise FeddrmError(
-            "the network has no client branch to predict with: build it with clients=..., or leave it out"
-        )
-    for leaf, _ in net.named_parameters():
-        wanted = is_trunk(leaf) or (is_client_branch(leaf) if client else is_project(leaf) or is_head(leaf))
-        if wanted and leaf not in leaves:
+    for leaf in needed:
+        if leaf not in leaves:
             raise FeddrmError(f"{what} has no leaf '{leaf}': give all leaves that its answer depends on")
