@@ -167,18 +167,13 @@ def predict_parts(
         raise FeddrmError("there is no model to predict with: give one per client")
     if execution.batch_size < 1:
         raise SettingError(f"batch_size={execution.batch_size}: give at least 1")
-    answering = [leaf for leaf in dict(net.named_parameters()) if is_trunk(leaf) or is_project(leaf) or is_head(leaf)]
+    answering = [leaf for leaf, _ in net.named_parameters() if is_trunk(leaf) or is_project(leaf) or is_head(leaf)]
     for row, model in enumerate(models):
         _check(model, answering, f"model {row}")
     if global_model is not None:
         _check(global_model, answering, "the global model")
     if client_branch is not None:
-        if net.client_head is None:
-            raise FeddrmError(
-                "the network has no client branch to predict with: build it with clients=..., or leave it out"
-            )
-        branch = [leaf for leaf in dict(net.named_parameters()) if is_trunk(leaf) or is_client_branch(leaf)]
-        _check(client_branch, branch, "the model of the client branch")
+        _check(client_branch, _branch_leaves(net), "the model of the client branch")
     passes = plan_passes([*models, *([] if global_model is None else [global_model])], client_branch)
     like = passes[0].like
     if not len(test.labels):
@@ -198,6 +193,15 @@ def predict_parts(
         logits, labels, origin = mean["classes"], part.labels.to(like.device), part.origin.to(like.device)
         shared = None if global_model is None else logits[-1]
         yield Predictions(logits[: len(models)], labels, origin, mean.get("client"), shared, net.task)
+
+
+def _branch_leaves(net: Net) -> list[str]:
+    """The leaves that client logits depend on."""
+    if net.client_head is None:
+        raise FeddrmError(
+            "the network has no client branch to predict with: build it with clients=..., or leave it out"
+        )
+    return [leaf for leaf, _ in net.named_parameters() if is_trunk(leaf) or is_client_branch(leaf)]
 
 
 def _check(leaves: Leaves, needed: Sequence[str], what: str) -> None:
