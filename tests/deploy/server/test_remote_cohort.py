@@ -283,8 +283,8 @@ def test_competence_is_that_of_one_process_with_the_same_heads(deployed: Make) -
 
 def test_a_deployed_router_knows_its_sites_competence_where_all_agree(deployed: Make) -> None:
     """Weights of competence and heads are those of one process that fits as a deployed federation does."""
-    routing = {"heads": True, "joint": False, "path_rounds": 2, "rounds": 5, "competence": True}
-    deployment = agreed(deployed(DATA, routing=routing))
+    routing = {"features": "multiscale", "heads": True, "joint": False, "path_rounds": 2, "rounds": 5}
+    deployment = agreed(deployed(DATA, routing={**routing, "competence": True}))
     transport = DirectTransport(deployment.folder)
     deployment.server(transport).go()
     assert not deployment.complaints
@@ -294,8 +294,7 @@ def test_a_deployed_router_knows_its_sites_competence_where_all_agree(deployed: 
     assert added[-3:] == ["held_out_rows", "answer_rows", "judge_rows"]
     assert set(added[:-3]) == {"gradient"}
     assert len(added) <= 5 + 3, "the probes of the folds that the heads left out, and three messages"
-    here, federation = fitted_here(deployment, **{**routing, "features": "multiscale", "few_messages": True})
-    assert chosen["router"]["recipe"] == "multiscale"
+    here, federation = fitted_here(deployment, **routing, competence=True, few_messages=True)
     assert chosen["competence"]["judged"] == here.chosen["competence"]["judged"] == sum(federation.sizes.tolist())
     assert here.router.competence is not None
     assert here.heads is not None

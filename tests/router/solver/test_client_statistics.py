@@ -6,7 +6,15 @@ import pytest
 import torch
 
 from feddrm.router.solver import client_statistics
-from feddrm.router.solver.client_statistics import BlockDiagonal, Sample, client_gradient, client_scores, logits_at
+from feddrm.router.solver.client_statistics import (
+    BlockDiagonal,
+    Sample,
+    client_gradient,
+    client_gradients,
+    client_scores,
+    client_scores_at,
+    logits_at,
+)
 from feddrm.threads import intra_op_threads
 
 from .made import clients_with_overlap
@@ -41,6 +49,22 @@ def test_several_questions_about_the_same_samples_are_as_many_clients(monkeypatc
             assert set(found) == set(expected)
             for key, value in expected.items():
                 torch.testing.assert_close(found[key], value, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("together", [1024, 7])  # outputs in one product: those of all five points, and of two
+def test_several_points_at_once_are_one_after_another(together: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    g = torch.Generator().manual_seed(3)
+    x, y = torch.randn(50, 4, generator=g, dtype=torch.float64), torch.randint(3, (50,), generator=g)
+    points = list(torch.randn(5, 3, 5, generator=g, dtype=torch.float64))
+    monkeypatch.setattr(client_statistics, "TOGETHER", together)
+    for offset in (None, torch.randn(50, 3, generator=g, dtype=torch.float64)):
+        sample = Sample(x, y, offset)
+        for one, several in ((client_gradient, client_gradients), (client_scores, client_scores_at)):
+            for point, found in zip(points, several(sample, points), strict=True):
+                expected = one(sample, point)
+                assert set(found) == set(expected)
+                for key, value in expected.items():
+                    torch.testing.assert_close(found[key], value, rtol=1e-12, atol=1e-12)
 
 
 def test_clients_of_any_length_are_each_on_its_own() -> None:

@@ -33,7 +33,10 @@ from feddrm.router.settings import Holdout
 from feddrm.router.solver.client_statistics import (
     Sample,
     client_gradient,
+    client_gradients,
     client_scores,
+    client_scores_at,
+    grouped,
     logits_at,
 )
 from feddrm.router.solver.hessian import client_hessian, client_score_scatter
@@ -121,24 +124,24 @@ class SiteFit:
 
     def _evaluate(self, message: Message) -> dict[str, Tensor]:
         """Loss and gradient, second derivatives where they are asked for, and scores of what is held out."""
-        samples = _Samples(self, message)
+        samples, curved = _Samples(self, message), message.header["curved"]
         out: dict[str, Tensor] = {}
-        for key, (table, target, fold) in message.header["fits"].items():
-            fitted, point = samples.outside(table, target, fold).double(), self._point(message, key)
-            out |= _named(f"{key}/fit", client_gradient(fitted, point))
-            if key in message.header["curved"]:
-                out |= _named(f"{key}/fit", client_hessian(fitted, point))
+        for (table, target, fold), keys in grouped({k: tuple(v) for k, v in message.header["fits"].items()}).items():
+            points = [self._point(message, key) for key in keys]
+            fitted = samples.outside(table, target, fold).double()
+            for key, point, sums in zip(keys, points, client_gradients(fitted, points), strict=True):
+                out |= _named(f"{key}/fit", sums | (client_hessian(fitted, point) if key in curved else {}))
             if fold is not None:
-                out |= _named(f"{key}/held", client_scores(samples.inside(table, target, fold).double(), point))
+                held = client_scores_at(samples.inside(table, target, fold).double(), points)
+                out |= {f"{key}/held/{name}": v for key, of in zip(keys, held, strict=True) for name, v in of.items()}
         return out
 
     def _gradient(self, message: Message) -> dict[str, Tensor]:
         samples = _Samples(self, message)
         out: dict[str, Tensor] = {}
         for key, (table, target, fold) in message.header["fits"].items():
-            out |= _named(
-                key, client_gradient(samples.outside(table, target, fold).double(), self._point(message, key))
-            )
+            sample = samples.outside(table, target, fold).double()
+            out |= _named(key, client_gradient(sample, self._point(message, key)))
         return out
 
     def _scores(self, message: Message) -> dict[str, Tensor]:
@@ -197,9 +200,8 @@ class SiteFit:
             )
             held = Sample(inside.x, inside.y, logits_at(inside.x, probe))
             for i, ridge in enumerate(message.header["ridges"]):
-                out |= _named(
-                    f"{i}.{fold}", client_scores(held, self._corrected(outside, probe, ridge, fold, FINE_ROUNDS))
-                )
+                correction = self._corrected(outside, probe, ridge, fold, FINE_ROUNDS)
+                out |= _named(f"{i}.{fold}", client_scores(held, correction))
         return out
 
     def _keep(self, message: Message) -> dict[str, Tensor]:

@@ -38,7 +38,10 @@ from feddrm.router.solver.client_statistics import (
     ClientSums,
     Sample,
     client_gradient,
+    client_gradients,
     client_scores,
+    client_scores_at,
+    grouped,
     logits_at,
 )
 from feddrm.router.solver.hessian import client_hessian, client_score_scatter
@@ -220,14 +223,16 @@ class LocalCohort:
     def evaluate(
         self, requests: Mapping[str, FitRequest], points: Mapping[str, Tensor], curved: Collection[str]
     ) -> tuple[dict[str, dict[int, ClientSums]], dict[str, ClientSums]]:
-        gradients, scores = {}, {}
-        for key, request in requests.items():
-            sample, point = self._sample(request, False), points[key]
-            gradients[key] = {0: client_gradient(sample, point)}
-            if key in curved:
-                gradients[key][0] |= client_hessian(sample, point)
+        gradients: dict[str, dict[int, ClientSums]] = {}
+        scores: dict[str, ClientSums] = {}
+        alike = {key: (id(request.design), request.target, request.fold) for key, request in requests.items()}
+        for keys in grouped(alike).values():
+            request, tried = requests[keys[0]], [points[key] for key in keys]
+            sample = self._sample(request, False)
+            for key, point, sums in zip(keys, tried, client_gradients(sample, tried), strict=True):
+                gradients[key] = {0: sums | (client_hessian(sample, point) if key in curved else {})}
             if request.fold is not None:
-                scores[key] = client_scores(self._sample(request, True), point)
+                scores |= zip(keys, client_scores_at(self._sample(request, True), tried), strict=True)
         return gradients, scores
 
     def score_scatter(self, request: FitRequest, point: Tensor) -> Tensor:
