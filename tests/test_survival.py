@@ -231,6 +231,7 @@ def test_a_router_without_a_client_still_gives_curves(run: Run, federation: Fede
     assert {name for asked in answers.answered for name in asked} <= {"oslo", "pune"}
 
 
+@pytest.mark.documented
 def test_the_commands_of_the_documentation_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (Path(__file__).parents[1] / "docs" / "survival.md").read_text()
     blocks = re.findall(r"```console\n(.*?)```", text, flags=re.DOTALL)
