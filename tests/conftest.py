@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-# NumPy and SciPy read it when they are loaded. Their threads wait for small products by running, in every process: an
-# eigendecomposition takes four times the CPU time.
+# NumPy and SciPy read it when they are loaded. Threads of OpenBLAS wait by running, which takes CPU time from the other
+# process of the tests.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import torch

@@ -26,7 +26,7 @@ def group_clients(confusion: Confusion) -> list[list[int]]:
     share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     exchange = share + share.T
     degree = np.sqrt(np.maximum(exchange.sum(1), 1e-12))
-    ends = [max(0, len(counts) - GROUPS), len(counts) - 1]  # all vectors of a thousand clients take four times as long
+    ends = [max(0, len(counts) - GROUPS), len(counts) - 1]  # all vectors of a thousand clients take twice as long
     _, leading = eigh(exchange / degree[:, None] / degree, subset_by_index=ends)
     leading /= np.maximum(np.linalg.norm(leading, axis=1, keepdims=True), 1e-12)
     tree = linkage(leading, "ward")
