@@ -60,6 +60,10 @@ def test_an_unknown_column_of_a_query_is_named_unless_it_is_ignored(tmp_path: Pa
     with refused("all.csv has a column 'id' that the router does not know", "--ignore 'id'"):
         read_rows(path, SCHEMA.encoded, 3, SCHEMA)
     assert read_rows(path, SCHEMA.encoded, 3, SCHEMA, ["id"])[0].tolist() == [[1, 1, 0]]
+    several = one(tmp_path, "id,sex,seen by,age", "7,m,Ng,60")
+    said = "all.csv has 2 columns that the router does not know, 'id', 'seen by': leave them out, or "
+    with refused(f"{said}--ignore 'id' --ignore 'seen by'"):
+        read_rows(several, SCHEMA.encoded, 3, SCHEMA)
     with refused("all.csv has no column 'sex' for a query", "add it, as in the training data"):
         read_rows(one(tmp_path, "age", "60"), SCHEMA.encoded, 3, SCHEMA)
     with refused("all.csv, row 2: column 'sex' is 'x'", "female"):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from feddrm.errors import FeddrmError
+from feddrm.errors import FeddrmError, short_list
 from feddrm.io.text import nfc
 from feddrm.registry import nearest
 from feddrm.tables.csv_file import read_table
@@ -47,10 +47,11 @@ def read_raw_rows(path: Path, schema: TableSchema, ignore: Sequence[str]) -> tup
     if schema.is_encoded(present):
         return None
     if unknown := [name for name in present if name not in schema.names]:
-        raise FeddrmError(
-            f"{path} has a column '{unknown[0]}' that the router does not know{nearest(unknown[0], schema.names)}: "
-            f"leave it out, or --ignore '{unknown[0]}'"
-        )
+        known, quoted_names = "that the router does not know", [f"'{name}'" for name in unknown]
+        what = f"a column {quoted_names[0]} {known}{nearest(unknown[0], schema.names)}: leave it out"
+        if len(unknown) > 1:
+            what = f"{len(unknown)} columns {known}, {short_list(quoted_names)}: leave them out"
+        raise FeddrmError(f"{path} has {what}, or {' '.join(f'--ignore {name}' for name in quoted_names)}")
     indices = [table.column_index(name, "a query", "add it, as in the training data") for name in schema.names]
     return table.texts(indices), [table.place(row) for row in range(len(table.rows))]
 
