@@ -53,6 +53,16 @@ def test_batches_that_are_mostly_empty_are_warned_of(
     ]
 
 
+def test_a_network_for_gpus_that_nobody_chose_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    pictures = np.zeros((8, 32, 32, 3), np.uint8), np.arange(8) % 2
+    data = Federation.from_arrays({"oslo": pictures, "lima": pictures}, name="scans")
+    quick = {"rounds": 1, "local_steps": 1, "batch_size": 4}
+    for name, model in (("own", None), ("asked", "resnet18"), ("branch", {"name": "resnet18", "branch": 8})):
+        train(data, "fedavg", out=tmp_path / name, model=model, **quick)
+    slow = [text for record in caplog.records if "slow" in (text := record.getMessage())]
+    assert slow == ["scans: resnet18 is slow on a CPU: give --model lenet (pictures of 32x32 pixels), or --device cuda"]
+
+
 def test_the_same_seed_gives_the_same_files(digits: Federation, tmp_path: Path) -> None:
     for name in "ab":
         train(digits, "feddrm", out=tmp_path / name, **SMALL)

@@ -14,7 +14,8 @@ from feddrm.engine import Plan, arithmetic, engine_for, require_gpu
 from feddrm.engine.recipes import check_recipe
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.methods import Method
-from feddrm.models import Model
+from feddrm.models import Model, ResNet18
+from feddrm.models.lenet import SIDE
 from feddrm.runs.client_predictions import training_kernels
 from feddrm.runs.config import Config, Machine, as_method, resolve, training_settings
 from feddrm.runs.folder import RunFolder
@@ -63,7 +64,9 @@ def train(  # noqa: PLR0913 (the public signature)
     with progress_listener(title, progress) as show:
         federation, reload_settings = load_data(data, data_settings)
         config = resolve(federation, data=reload_settings, method=method, model=model, **settings)
-        for warning in (*federation.warnings(), *_empty_places(config, federation)):
+        chosen = isinstance(model, str | Model) or "name" in (model or {})
+        slow = [] if chosen else _slow_network(config, federation)
+        for warning in (*federation.warnings(), *_empty_places(config, federation), *slow):
             log.warning("%s", warning)
         folder = RunFolder(out)
         # Nothing is written before all checks have passed: building the network is one of them.
@@ -87,6 +90,16 @@ def _empty_places(config: Config, federation: Federation) -> list[str]:
     return [
         f"{federation.name}: batches of {batch_size:,} for clients with at most {largest:,} samples are mostly empty "
         f"and slow: give --batch-size {largest}"
+    ]
+
+
+def _slow_network(config: Config, federation: Federation) -> list[str]:
+    """A warning of a network for GPUs that nobody asked for: its first round on a CPU may take minutes."""
+    if config.device != "cpu" or not isinstance(config.model, ResNet18):
+        return []
+    return [
+        f"{federation.name}: {config.model.name} is slow on a CPU: give --model lenet (pictures of {SIDE}x{SIDE} "
+        "pixels), or --device cuda"
     ]
 
 
