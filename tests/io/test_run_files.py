@@ -26,6 +26,7 @@ def test_the_names_of_a_run() -> None:
         "facts_file": "data.json",
         "pictures_file": "data.safetensors",
         "traffic_file": "router_traffic.json",
+        "report_file": "report.html",
         "tensorboard": "tensorboard",
         "checkpoint": "checkpoint",
         "state_file": "checkpoint/state.safetensors",

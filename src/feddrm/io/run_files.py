@@ -44,6 +44,7 @@ class RunFiles:
         self.facts_file = self.path / FACTS
         self.pictures_file = self.path / PICTURES
         self.traffic_file = self.path / "router_traffic.json"  # of a deployed run: what the router's fit has sent
+        self.report_file = self.path / REPORT
         self.serving_file = self.path / "serving.json"  # which artifact a gateway serves, once one was promoted
         self.tensorboard = self.path / "tensorboard"
 
