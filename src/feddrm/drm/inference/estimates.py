@@ -285,6 +285,11 @@ def check_levels(levels: ArrayLike) -> Floats:
 
 def normal_quantile(level: float) -> float:
     """How many standard errors a two-sided interval reaches."""
+    check_confidence(level)
+    return float(norm.ppf(0.5 + level / 2))
+
+
+def check_confidence(level: float) -> None:
+    """Refuse what is no confidence level."""
     if not 0 < level < 1:
         raise SettingError(f"confidence {level}: give a number between 0 and 1, such as 0.95")
-    return float(norm.ppf(0.5 + level / 2))

@@ -16,7 +16,7 @@ from scipy.stats import norm, t
 
 from feddrm.drm.basis import Floats
 from feddrm.drm.density_ratio import DensityRatioFit
-from feddrm.drm.inference.estimates import normal_quantile
+from feddrm.drm.inference.estimates import check_confidence
 from feddrm.errors import FeddrmError, SettingError
 
 MOST_CELLS = 400_000  # of one population's table of observations by replicates
@@ -123,7 +123,7 @@ class Bootstrap:
         ``sizes`` are the sizes of the samples that the rows of the estimate are of; by default, all rows are expanded
         for the smallest sample.
         """
-        normal_quantile(level)  # refuses what is no confidence
+        check_confidence(level)
         if sizes is not None:
             rows = [Bootstrap(self.values[:, i], int(n)).interval(level) for i, n in enumerate(np.asarray(sizes))]
             return np.array([low for low, _ in rows]), np.array([high for _, high in rows])
