@@ -69,6 +69,19 @@ def test_changes_are_clipped_and_get_noise() -> None:
     assert not torch.equal(sent["a"], again["a"])
 
 
+def test_the_clipped_change_is_added_to_what_was_received() -> None:
+    """With next to no noise: a change of norm 5 keeps its direction and gets norm 2, one of norm 1 stays as it is."""
+    received = {"a": torch.tensor([10.0, -10.0]), "b": torch.tensor([[7.0]])}
+    privacy = Privacy(clip=2.0, noise=1e-12)
+    sent = privacy.protect({"a": torch.tensor([13.0, -10.0]), "b": torch.tensor([[3.0]])}, received)
+    assert sent["a"].tolist() == pytest.approx([10 + 3 * 2 / 5, -10.0])
+    assert sent["b"].tolist() == [pytest.approx([7 - 4 * 2 / 5])]
+    short = {"a": torch.tensor([10.6, -10.0]), "b": torch.tensor([[7.8]])}
+    sent = privacy.protect(short, received)
+    assert sent["a"].tolist() == pytest.approx(short["a"].tolist())
+    assert sent["b"].tolist() == [pytest.approx([7.8])]
+
+
 def test_no_seed_repeats_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch seeds its generator with 32 bits: who tried them all would take the noise off an upload."""
     monkeypatch.setattr("secrets.randbits", lambda bits: 7)

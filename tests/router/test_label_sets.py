@@ -80,6 +80,14 @@ def confused_federation(signal: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return joint, router.log_softmax(1), labels, origin
 
 
+def test_figures_of_two_samples_by_hand() -> None:
+    """One client for certain. At a miss of 0.1 the first set is {0}, the second is empty."""
+    p_values = torch.tensor([[[0.5, 0.02], [0.02, 0.03]]]).double()
+    held_out = HeldOutAnswers(torch.full((1, 2, 2), 0.5).log().double(), p_values)
+    figures = label_set_figures(held_out, torch.zeros(2, 1).double(), torch.tensor([0, 0]))["0.1"]
+    assert figures == {"covered": 0.5, "size": 0.5, "empty": 0.5, "asked": 1.0}
+
+
 @pytest.mark.parametrize(("signal", "found"), [(2.6, 0.88), (9.0, 1.0)])
 def test_sets_hold_the_label_as_often_as_promised_even_where_the_router_errs(signal: float, found: float) -> None:
     logits, log_weights, labels, origin = confused_federation(signal)

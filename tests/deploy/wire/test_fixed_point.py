@@ -69,6 +69,17 @@ def test_values_that_have_a_place_come_back_as_they_were() -> None:
     assert again["empty"].shape == (0, 3)
 
 
+def test_weights_that_add_up_to_one_give_a_mean() -> None:
+    """Divided by their sum, floats are a weighted mean; counts are added without weights."""
+    uploads = [
+        {"one": torch.tensor([v]), "two": torch.tensor([v]).double(), "count": torch.tensor([3])} for v in (2.0, 6.0)
+    ]
+    total = encode(uploads[0], 2, 0.25) + encode(uploads[1], 2, 0.125)
+    mean = decode(total, uploads[0], 0.25 + 0.125)
+    assert (mean["one"].item(), mean["two"].item()) == (pytest.approx(10 / 3), pytest.approx(10 / 3, rel=1e-15))
+    assert mean["count"].tolist() == [6]
+
+
 @pytest.mark.parametrize(
     ("value", "limit", "shown"),
     [
