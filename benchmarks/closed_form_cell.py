@@ -11,7 +11,8 @@ asks for it. Figures are written after every fit.
 
 Counted is what one site would send in a deployed federation. A message is a reply of a site: its moments, or its
 gradients of all fits that go on side by side, or its scores. The calibration is left out of all rows alike: it takes
-some ten replies of a few numbers. The second command writes the table of docs/router.md and docs/closed_form.png.
+some ten replies of a few numbers. The second command writes the table of docs/router_measured.md and
+docs/closed_form.png.
 """
 
 from __future__ import annotations
@@ -256,9 +257,9 @@ def curve(rows: Sequence[Mapping[str, Any]]) -> Figure:
 
 
 def write_page(source: Path, docs: Path) -> None:
-    """Put the table between its marks in router.md, and the curve beside it."""
+    """Put the table between its marks in router_measured.md, and the curve beside it."""
     figures = json.loads(source.read_text())
-    show(docs / "router.md", "closed_form_cell", table(figures))
+    show(docs / "router_measured.md", "closed_form_cell", table(figures))
     save_figure(curve(figures["rows"]), docs / "closed_form.png")
 
 

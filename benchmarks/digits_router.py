@@ -3,7 +3,7 @@
     python -m benchmarks.digits_router [--rounds 40] [--seeds 5] [--json results/bench/digits_router.json]
 
 The exact router is compared with the published client head of the same FedDRM model and with FedAvg's global model.
-All choices of the router are made on training data; see docs/router.md.
+All choices of the router are made on training data; see docs/router_fit.md.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ THEMES = {
     "tests/cli/test_plugin_option.py": "plugins in every command, from training to serving",
     "tests/cli/test_examples.py": "the examples in the help of every command",
     "tests/deploy/test_consortium_story.py": "the story of the consortium",
-    "tests/deploy/test_docs_page.py": "the commands and figures of docs/deploy.md",
+    "tests/deploy/test_docs_page.py": "the commands of docs/deploy.md, the figures of privacy and speed",
     "tests/deploy/test_end_to_end.py": "a federation of real processes",
     "tests/deploy/test_masked_processes.py": "a federation of real processes with secure aggregation",
     "tests/deploy/test_killed_publishing.py": "the end of a deployed run, killed at any file operation",

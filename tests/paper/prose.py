@@ -19,7 +19,7 @@ BABU, AS, ALA = "fedbabu-tune200", "fedas", "fedala-fixed"
 
 
 def prose() -> str:
-    return " ".join((ROOT / "docs/router.md").read_text().split())
+    return " ".join((ROOT / "docs/router_measured.md").read_text().split())
 
 
 def span(values: list[float], digits: int) -> str:

@@ -33,7 +33,7 @@ BY_HAND = {
         (DRM, "{system.stacked}"),
         (DRM, "{average}"),
     ],
-    ("docs/router.md", "same trained FedDRM model"): [
+    ("docs/router_measured.md", "same trained FedDRM model"): [
         (DRM, "{client.head_density} / {client.head_posterior}"),
         (DRM, "{client.exact_density} / {client.exact_posterior}"),
         (DRM, "{system.head_density} / {system.head_posterior}"),
@@ -48,7 +48,7 @@ BY_HAND = {
         (DRM, "{refit_oracle_accuracy}"),
         (DRM, "{paper}"),
     ],
-    ("docs/router.md", "the same fit, other methods"): [
+    ("docs/router_measured.md", "the same fit, other methods"): [
         (method, measure)
         for method in (FT, PROX, BABU, AS, ALA)
         for measure in ("{system.vote}", "{system.exact_density}", "{system.stacked}", "{average}")
@@ -222,7 +222,7 @@ def test_the_page_counts_what_is_met() -> None:
 
 def test_what_filling_gaps_costs_the_colour_statistics() -> None:
     found = json.loads((ROOT / "results/bench/colour_gaps.json").read_text())["client_accuracy"]
-    lines = (ROOT / "docs/router.md").read_text().partition("| values moved by up to |")[2].splitlines()[2:]
+    lines = (ROOT / "docs/router_measured.md").read_text().partition("| values moved by up to |")[2].splitlines()[2:]
     for line, row in zip(lines[: len(found)], found, strict=True):
         figures = [f"{100 * row[key]:.1f}" for key in ("fitted_as_they_are", "fitted_alike")]
         assert [part.strip() for part in line.split("|")[2:-1]] == figures

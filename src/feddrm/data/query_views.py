@@ -73,7 +73,7 @@ def _crop(x: Tensor, down: int, right: int) -> Tensor:
     """The image moved by a step, with its border reflected.
 
     It is not resized, as in training: that would mix colours that a client's camera has made, and these tell clients
-    apart (docs/router.md has figures).
+    apart (docs/router_measured.md has figures).
     """
     if not (down or right):
         return x

@@ -2,7 +2,7 @@
 
 ``features`` computes what the router looks at, ``solver`` solves the federated fit, ``fit`` chooses features and
 ridge and fits router and heads, ``policy`` turns scores into decisions, ``decisions`` says why, ``membership`` adds
-and removes clients, ``artifact`` and ``export`` write files. docs/router.md says what each step makes public.
+and removes clients, ``artifact`` and ``export`` write files. docs/router_fit.md says what each step makes public.
 """
 
 from feddrm.router.artifact import load_heads, load_router, read_manifest, save_router

@@ -1,8 +1,8 @@
 """Calibrating the clients' answers: a temperature and scores per client and kind of head, which stay with the client.
 
 Both come from the client's test samples. The network has seen all others, and so has the trunk under a head that is
-refitted on folds: temperatures of training samples leave answers overconfident (docs/router.md). Dividing logits by a
-temperature changes no label, so it changes no accuracy of a client.
+refitted on folds: temperatures of training samples leave answers overconfident (docs/router_fit.md). Dividing logits by
+a temperature changes no label, so it changes no accuracy of a client.
 """
 
 from __future__ import annotations

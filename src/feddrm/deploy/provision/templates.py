@@ -59,7 +59,7 @@ SITE_PAGE = """# {name}: what your IT department needs to know
    the server asks for, and losses, counts and sums do not leave at all. With `floors:` no sum over fewer samples
    leaves, whatever the server asks for. In a run with secure aggregation they leave masked: the server learns sums
    over at least three sites; `require_secure_aggregation: true` demands that. Compare the fingerprints of the other
-   sites' keys in `keys/` with these sites by telephone (docs/deploy.md).
+   sites' keys in `keys/` with these sites by telephone (docs/deploy_privacy.md).
 7. **What stays:** `runs/` and `clients/{name}/` in this folder hold the private part. Back them up, and also
    `uploads.json`, which counts what differential privacy has cost.
    Only their owner can read the private part, `node.key` and `secret`. Do not copy `node.key` and `secret`.
