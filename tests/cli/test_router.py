@@ -94,7 +94,7 @@ def test_a_fitted_router_routes_images(run: Path, feddrm: Feddrm) -> None:
     assert "margin" in table.stdout
     sets = feddrm("route", run, run.parent / "fax.png", "--miss", "0.01", "--json")
     assert "fax" in json.loads(sets.stdout)[0]["within"]
-    assert "one of, but for 0.01" in feddrm("route", run, run.parent / "fax.png", "--miss", "0.01").stdout
+    assert "set of clients (miss 0.01)" in feddrm("route", run, run.parent / "fax.png", "--miss", "0.01").stdout
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +167,7 @@ def test_label_sets_are_printed_and_written(
     expected = Run.open(fitted).predict(samples, label_miss=0.1).label_sets
     assert expected == (tuple(label_set),)
     code, out, _ = call(capsys, *words, "--out", str(tmp_path / "answers.csv"))
-    assert "one of, but for 0.1" in out
+    assert "label set (miss 0.1)" in out
     with (tmp_path / "answers.csv").open() as file:
         assert [row["label_set"] for row in csv.DictReader(file)] == [",".join(label_set)]
 

@@ -290,7 +290,7 @@ def route(
         header.append("client is right")
         rows = [[*row, f"{a['right_probability']:.3f}"] for row, a in zip(rows, answers, strict=True)]
     if miss is not None:
-        header.append(f"one of, but for {miss:g}")
+        header.append(f"set of clients (miss {miss:g})")
         rows = [[*row, ", ".join(a["within"]) or "-"] for row, a in zip(rows, answers, strict=True)]
     print_table(header, rows)
     print_reasons(zip(names, whys, strict=why))
@@ -362,7 +362,7 @@ def predict(
         entries = answers.as_dicts(names)
         rows = [_answer_row(row, task) for row in entries]
         if label_miss is not None:
-            header.append(f"one of, but for {label_miss:g}")
+            header.append(f"label set (miss {label_miss:g})")
             rows = [[*row, set_text(entry["label_set"])] for row, entry in zip(rows, entries, strict=True)]
         print_table(header, rows)
         if out is not None:

@@ -310,7 +310,7 @@ def _query_table(
         away = ", ".join(f"{entry['client']} ({entry['reason']})" for entry in route["away"] + answer.get("failed", []))
         rows.append([answer["query"], *label, *client_cells(shown), reason_text(route), away])
     labels = ["label", "label probability"] if predict else []
-    labels += [] if label_miss is None else [f"one of, but for {label_miss:g}"]
+    labels += [] if label_miss is None else [f"label set (miss {label_miss:g})"]
     return ["query", *labels, "client", "client probability", "abstains because", "away"], rows
 
 
