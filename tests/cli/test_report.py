@@ -51,6 +51,10 @@ def test_one_run_and_several_are_reported(tmp_path: Path, monkeypatch: pytest.Mo
     assert "own: AUROC" in result.output
     assert "98.77 [96.77, 99.77]" in result.output
     assert not (second / "report.html").exists()
+    monkeypatch.setattr("feddrm.report.report_page.figure_contents", lambda table, folder: {folder / "x.pdf": b"%PDF"})
+    result = runner.invoke(app, ["second", "--out", "elsewhere", "--figures"])
+    assert f"wrote {Path('elsewhere') / 'report.html'} and {Path('elsewhere') / 'figures'}" in result.output
+    assert (tmp_path / "elsewhere" / "figures" / "x.pdf").read_bytes() == b"%PDF"
     assert runner.invoke(app, []).exit_code == 2
     help_text = runner.invoke(app, ["--help"]).output
     assert "Example: feddrm report runs/first" in help_text

@@ -136,6 +136,8 @@ def test_zeros_apart() -> None:
     assert facts["populations"][0]["n"] == 90
     assert facts["populations"][0]["zeros"]["share"] == both.shares[0]
     assert facts["populations"][1]["mean"]["x"] == both.mean().value[1, 0]
+    assert facts["dominance"]["value"] == both.dominance().value.tolist()
+    assert facts["dominance"]["low"][0][1] == both.dominance().interval()[0][0, 1]
     samples["c"] = draws["a"] + 0.1  # without a zero
     more = analyse(samples, "lognormal", AnalysisSettings(zeros=True, testing=QUICK))
     names = [test.hypothesis for test, _ in more.tests]

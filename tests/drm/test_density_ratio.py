@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -298,6 +299,9 @@ def test_a_long_table_is_divided_by_its_group() -> None:
     fit, wanted = DensityRatioModel().fit_table(table, "site"), DensityRatioModel().fit(samples)
     assert (fit.names, fit.columns) == (wanted.names, ("x",))
     np.testing.assert_array_equal(fit.xi, wanted.xi)
+    frame = pandas.DataFrame(table).astype({"site": "category"})
+    frame["site"] = frame["site"].cat.add_categories("nowhere")  # a category without rows is no population
+    np.testing.assert_array_equal(DensityRatioModel().fit_table(frame, "site").xi, wanted.xi)
     order = np.random.default_rng(0).permutation(len(table["x"]))
     mixed = DensityRatioModel().fit_table({name: column[order] for name, column in table.items()}, "site", ["x"])
     np.testing.assert_allclose(mixed.log_ratio([0.2], "a")[0, mixed.index("c")], fit.log_ratio([0.2])[0, 2], atol=1e-9)

@@ -49,6 +49,51 @@ def test_a_quantile_below_the_share_of_zeros_is_zero() -> None:
     assert low[0, 0] < median[0] < high[0, 0]
 
 
+def test_dominance_is_the_double_sum_over_all_masses() -> None:
+    """Zeros first: they tie with zeros, and are below every positive value."""
+    samples = draw(np.random.default_rng(5), (0.1, 0.5, 0.3), (0.0, 0.4, 0.2), 60)
+    samples[2] = np.round(samples[2], 1) + 0.1 * (samples[2] > 0)  # ties among positive values, too
+    both = TwoPartFit.of(DensityRatioModel("lognormal"), samples)
+    x = np.append(0.0, both.positive.values[:, 0])
+    masses = np.vstack([both.shares, (1 - both.shares) * both.positive.weights])
+    np.testing.assert_allclose(masses.sum(0), 1)
+    below = (x[:, None] < x) + 0.5 * (x[:, None] == x)
+    np.testing.assert_allclose(both.dominance().value, masses.T @ below @ masses, rtol=1e-12)
+    assert (both.dominance().error.diagonal() == 0).all()
+    same = np.exp(np.random.default_rng(6).normal(size=50))
+    few, many = np.append(same, np.zeros(50)), np.append(same, np.zeros(150))
+    value = TwoPartFit.of(DensityRatioModel("lognormal"), [few, many]).dominance().value
+    assert value[0, 1] == pytest.approx(0.5 * (1 - 0.75 / 2) + 0.5 * 0.25 / 2)  # not 1/2, as of positive values alone
+
+
+def test_the_error_of_dominance_is_that_of_the_jackknife() -> None:
+    """Leaving out one observation at a time, zero or positive; nothing of the formula is used."""
+    samples = draw(np.random.default_rng(7), (0.2, 0.5), (0.0, 0.3), 150)
+    samples[1] = samples[1][:90]
+
+    def value(parts: list[Floats]) -> float:
+        return float(TwoPartFit.of(DensityRatioModel("lognormal"), parts).dominance().value[0, 1])
+
+    variance = 0.0
+    for place, part in enumerate(samples):
+        without = [np.delete(part, i) for i in range(len(part))]
+        values = [value([*samples[:place], fewer, *samples[place + 1 :]]) for fewer in without]
+        variance += (len(part) - 1) * np.var(values)
+    both = TwoPartFit.of(DensityRatioModel("lognormal"), samples).dominance()
+    np.testing.assert_allclose(both.error[[0, 1], [1, 0]], np.sqrt(variance), rtol=0.03)
+
+
+@pytest.mark.slow
+def test_intervals_of_dominance_cover() -> None:
+    rng, hits, times = np.random.default_rng(8), 0, 500
+    truth = 0.2 * (1 - 0.5 / 2) + 0.8 * 0.5 * norm.cdf(0.3 / 0.6 / 2**0.5)
+    for _ in range(times):
+        both = TwoPartFit.of(DensityRatioModel("lognormal"), draw(rng, (0.2, 0.5), (0.0, 0.3)))
+        low, high = both.dominance().interval()
+        hits += low[0, 1] <= truth <= high[0, 1]
+    assert binom.ppf(0.0005, times, 0.95) <= hits <= binom.ppf(0.9995, times, 0.95)
+
+
 @pytest.mark.slow
 def test_intervals_cover_and_the_test_has_its_size() -> None:
     rng = np.random.default_rng(2)

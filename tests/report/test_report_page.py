@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from feddrm.data import Federation
 from feddrm.errors import FeddrmError, SettingError
@@ -131,6 +132,20 @@ def test_the_page_of_one_run_shows_its_figures(make_run: MakeRun) -> None:
     for setting, value in (("method.weight", "0.4"), ("local_steps", "10"), ("seconds.train", "12.3457")):
         assert page.cells[page.cells.index(setting) + 1] == value
     assert "prefers-color-scheme:dark" in (folder / "report.html").read_text()
+
+
+def test_every_figure_of_the_page_is_also_a_file_of_each_format(make_run: MakeRun, tmp_path: Path) -> None:
+    runs = [without_figures(run) for run in (make_run("first"), make_run("second", method="fedavg"))]
+    write_report(report_table(runs), tmp_path / "report", figures=True)
+    page = read_page(tmp_path / "report" / "report.html")
+    names = {ids.split()[0].removesuffix("-title") for ids in page.attributes("aria-labelledby")}
+    assert {"compare", "curves", "r1-accuracy", "r2-loss"} <= names
+    files = {path.name: path for path in (tmp_path / "report" / "figures").iterdir()}
+    assert set(files) == {f"{name}.{ending}" for name in names for ending in ("pdf", "png", "svg")}
+    assert all(files[f"{name}.pdf"].read_bytes().startswith(b"%PDF") for name in names)
+    assert ">average</text>" in files["r1-accuracy.svg"].read_text()
+    with Image.open(files["compare.png"]) as picture:
+        assert picture.convert("RGBA").getpixel((0, 0)) == (255, 255, 255, 255)
 
 
 def test_the_page_shows_metrics_and_the_confusion_of_classes(make_run: MakeRun, digits: Federation) -> None:

@@ -349,6 +349,15 @@ def test_differences_are_listed_for_every_two_groups(seeded: RunTable, make_run:
     assert re.fullmatch(r"-\d\.\d\d \[-\d\.\d\d, \+\d\.\d\d\]", row[2])
     alone = [folder for group in seeded.groups for folder in (group.first.folder,)]
     assert report_table(alone).difference_rows()[1] == []
+    assert "a less b" not in report_table(alone).latex()
+
+
+def test_latex_has_the_differences_with_real_minus_signs(seeded: RunTable) -> None:
+    (row,) = seeded.difference_rows()[1]
+    tabular = seeded.latex().rpartition("\n\n")[2]
+    assert tabular.startswith("% Paired differences in percentage points")
+    assert r"Difference & Seeds & Average & System (best) \\" in tabular
+    assert " & ".join(cell.replace("-", "$-$") for cell in row) + r" \\" in tabular
 
 
 def test_a_single_run_beside_groups_has_no_spread_of_its_own(seeded: RunTable, make_run: MakeRun) -> None:

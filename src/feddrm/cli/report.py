@@ -23,6 +23,9 @@ def report(
         Path | None,
         typer.Option(help="Folder for report.html, table.csv and table.tex (one folder: in it; several: ./report)."),
     ] = None,
+    figures: Annotated[
+        bool, typer.Option("--figures", help="Also write every figure as .pdf, .svg and .png into OUT/figures.")
+    ] = False,
     everything: AllFlag = False,
     json: JsonFlag = False,
 ) -> None:
@@ -32,18 +35,19 @@ def report(
 
     Example: feddrm report runs/first
     """
+    from feddrm.io.run_files import FIGURES
     from feddrm.report.report_page import write_report
     from feddrm.report.run_table import report_table
 
     table = report_table(runs)
     if out is None:
         out = runs[0] if len(runs) == 1 or len(table.records) == 1 else Path("report")
-    page = write_report(table, out)
+    page = write_report(table, out, figures)
     if json:
         print_json(table.values())
         return
     print_report(table, everything)
-    typer.echo(f"wrote {page}")
+    typer.echo(f"wrote {page}{f' and {page.parent / FIGURES}' if figures else ''}")
 
 
 def print_report(table: RunTable, everything: bool) -> None:

@@ -124,6 +124,7 @@ def serve(
         from feddrm.serve.settings import GatewaySettings, make_settings
         from feddrm.serve.telemetry.logs import json_logging
     from feddrm.io.run_files import RunFiles
+    from feddrm.io.run_reader import refuse_folder_of_runs
     from feddrm.router import load_router
     from feddrm.threads import intra_op_threads
 
@@ -140,6 +141,7 @@ def serve(
         "trace_endpoint": trace_endpoint, "trace_rate": trace_rate,
     }  # fmt: skip
     settings = make_settings(GatewaySettings, clients=clients, **given)
+    refuse_folder_of_runs(run)
     # One thread from the start: a demo's clients are forked, and those of a process whose torch had more would hang.
     with contextlib.ExitStack() as stack, intra_op_threads(1):
         load_router(RunFiles(run).router).views(settings.views)  # early, before anything is started

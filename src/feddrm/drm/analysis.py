@@ -216,7 +216,8 @@ class Analysis:
             "populations": [self._population(i) for i in range(len(fit.names))],
         }
         if self.single:
-            facts["dominance"] = _interval_facts(estimates.dominance(fit), self.settings.confidence)
+            dominance = self.two_part.dominance() if self.two_part else estimates.dominance(fit)
+            facts["dominance"] = _interval_facts(dominance, self.settings.confidence)
             if not self.two_part:
                 facts["quantile_differences"] = _difference_facts(fit, self.settings, self.unreached)
         return facts

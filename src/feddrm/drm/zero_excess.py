@@ -17,6 +17,7 @@ from feddrm.drm.inference.estimates import (
     before_jumps,
     check_levels,
     distribution,
+    dominance,
     mean,
     normal_quantile,
     single_column,
@@ -95,6 +96,19 @@ class TwoPartFit:
         part, share = mean(self.positive), self.shares[:, None]
         variance = ((1 - share) * part.error) ** 2 + part.value**2 * share * (1 - share) / self.sizes[:, None]
         return Estimate((1 - share) * part.value, np.sqrt(variance), degrees=(self.sizes - 1).astype(np.float64))
+
+    def dominance(self) -> Estimate:
+        """``P(X_i < X_j) + P(X_i = X_j) / 2``, i in rows: a zero ties with zeros, and is below every positive value."""
+        part, size = dominance(self.positive), len(self.sizes)
+        row, column = self.shares[:, None], self.shares[None, :]
+        value = row * (1 - column / 2) + (1 - row) * (1 - column) * part.value
+        # Both shares and the positive part are independent: the squared slopes times their variances add up.
+        of_share = (self.shares * (1 - self.shares) / self.sizes)[:, None]
+        variance = (1 - column / 2 - (1 - column) * part.value) ** 2 * of_share
+        variance += (row / 2 + (1 - row) * part.value) ** 2 * of_share.T
+        variance += ((1 - row) * (1 - column) * part.error) ** 2
+        same = np.eye(size, dtype=bool)
+        return Estimate(np.where(same, 0.5, value), np.where(same, 0.0, np.sqrt(variance)), probability=True)
 
     def quantile(self, levels: ArrayLike) -> Floats:
         """Quantiles of every population, zeros included."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from feddrm.errors import FeddrmError
 
 CONFIG, METRICS, SUMMARY, EVALUATION = "config.yaml", "metrics.jsonl", "summary.json", "evaluation.json"
-REPORT = "report.html"
+REPORT, FIGURES = "report.html", "figures"  # the figures of a report as files
 FACTS, PICTURES = "data.json", "data.safetensors"  # the dataset summary
 ROUTER_FOLDER, CLIENTS_FOLDER = "router", "clients"
 CHECKPOINT = "checkpoint.safetensors"  # of a deployed run: the state of its server

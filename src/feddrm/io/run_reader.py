@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from feddrm.errors import FeddrmError
-from feddrm.io.run_files import RunFiles
+from feddrm.io.run_files import CONFIG, RunFiles
 from feddrm.io.staging import Snapshot
 from feddrm.io.text import read_config, read_json, read_json_lines
 
@@ -18,6 +18,7 @@ class RunReader(RunFiles):
 
     def config(self) -> dict[str, Any]:
         """The run's settings. A folder that is no run is refused."""
+        refuse_folder_of_runs(self.path)
         if not self.config_file.exists():
             raise FeddrmError(f"{self.path} is no run (it has no config.yaml): give a folder made by 'feddrm train'")
         config = read_config(self.config_file)
@@ -39,3 +40,12 @@ class RunReader(RunFiles):
         """Read one of the run's JSON files; None if there is none."""
         now = Snapshot.of(self.router)
         return now.read(file, lambda path: read_json(path, REMEDY)) if now.has(file) else None
+
+
+def refuse_folder_of_runs(path: Path) -> None:
+    """Refuse a folder that is no run but holds some, as of several seeds; others say what they miss in it."""
+    if (path / CONFIG).exists():
+        return
+    if runs := sorted(file.parent for pattern in ("*", "*/*") for file in path.glob(f"{pattern}/{CONFIG}")):
+        names = ", ".join(str(run.relative_to(path)) for run in runs[:3]) + (", ..." if len(runs) > 3 else "")
+        raise FeddrmError(f"{path} is no run but holds {len(runs)} ({names}): name one, such as {runs[0]}")

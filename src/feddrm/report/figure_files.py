@@ -36,6 +36,11 @@ def check_figure_path(path: Path) -> None:
 
 def save_figure(figure: Figure, path: Path) -> None:
     """Write the whole file or nothing. Warns, in one line, if no installed font has some of the letters."""
+    write_together({path: figure_bytes(figure, path)})
+
+
+def figure_bytes(figure: Figure, path: Path) -> bytes:
+    """The content of the file ``path``, whose ending says in which format. Warns as above."""
     out = io.BytesIO()
     style: dict[Any, Any] = {
         "svg.hashsalt": "feddrm",  # the same figure gives the same bytes
@@ -47,13 +52,13 @@ def save_figure(figure: Figure, path: Path) -> None:
         for text in figure.findobj(Text):
             text.set_fontfamily(_font_families())
         figure.savefig(out, format=path.suffix[1:].lower(), dpi=150)
-    write_together({path: out.getvalue()})
     if path.suffix.lower() != ".svg" and any("missing from" in str(warning.message) for warning in caught):
         print(
             f"feddrm: warning: {path} shows boxes for letters that no font here has: "
             "install one that has them (say, Noto Sans CJK), or write .svg",
             file=sys.stderr,
         )
+    return out.getvalue()
 
 
 @cache

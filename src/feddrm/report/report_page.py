@@ -5,34 +5,55 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import matplotlib
+
 from feddrm._version import __version__
 from feddrm.errors import SettingError
 from feddrm.io.atomic import write_together
 from feddrm.io.page_files import TERMS
-from feddrm.io.run_files import REPORT
+from feddrm.io.run_files import FIGURES, REPORT
 from feddrm.report import run_figures
 from feddrm.report.accuracy_measures import ANSWERS, KINDS, TERM_OF_KIND
+from feddrm.report.figure_files import FORMATS, figure_bytes
 from feddrm.report.html_templates import TEMPLATES
 from feddrm.report.page_parts.conclusion import conclusion, main_table, one_class_note
-from feddrm.report.page_parts.run_sections import flat, run_view
+from feddrm.report.page_parts.run_sections import RunView, flat, run_view
 from feddrm.report.run_group import RunGroup
-from feddrm.report.run_table import DIFFERENCES, RunTable
-from feddrm.report.svg import Picture, inline_svg
+from feddrm.report.run_table import RunTable
+from feddrm.report.svg import LOOK, Picture, inline_svg
 from feddrm.report.tables import DASH, Table
 
 CSV, LATEX = "table.csv", "table.tex"
 FILES = (REPORT, CSV, LATEX)
 
 
-def write_report(table: RunTable, out: Path) -> Path:
-    """Write ``report.html``, ``table.csv`` and ``table.tex`` into a folder, all or none; returns the page's path."""
+def write_report(table: RunTable, out: Path, figures: bool = False) -> Path:
+    """Write ``report.html``, ``table.csv`` and ``table.tex`` into a folder, all or none; returns the page's path.
+
+    With ``figures``, every figure of the page is also a file of each format in the folder ``figures``.
+    """
     if out.exists() and not out.is_dir():
         raise SettingError(f"--out '{out}' is a file: name a folder")
     if out.suffix.lower() in {Path(name).suffix for name in FILES} and not out.exists():
         raise SettingError(f"--out '{out}': name a folder, as '{out.with_suffix('')}', for {', '.join(FILES)}")
     contents = {REPORT: report_page(table), CSV: table.csv(), LATEX: table.latex()}
-    write_together({out / name: text.encode(errors="backslashreplace") for name, text in contents.items()})
+    files = {out / name: text.encode(errors="backslashreplace") for name, text in contents.items()}
+    if figures:
+        files |= figure_contents(table, out / FIGURES)
+    write_together(files)
     return out / REPORT
+
+
+def figure_contents(table: RunTable, folder: Path) -> dict[Path, bytes]:
+    """Every figure of the page as files, for a paper: in the page's colours, on white."""
+    pictures = _comparison(table.groups) if len(table.groups) > 1 else []
+    pictures += [picture for view in _views(table) for section in view.sections for picture in section.figures]
+    files: dict[Path, bytes] = {}
+    with matplotlib.rc_context({**LOOK, "figure.facecolor": "white", "axes.facecolor": "white"}):
+        for svg, _ in pictures:
+            paths = [folder / f"{svg.key}{suffix}" for suffix in FORMATS]
+            files |= {path: figure_bytes(svg.draw(), path) for path in paths}
+    return files
 
 
 def report_page(table: RunTable) -> str:
@@ -42,8 +63,7 @@ def report_page(table: RunTable) -> str:
     kinds = {measure.kind for measure in table.columns}
     answers = {name for group in groups for name, _ in group.metrics}
     noun = "groups of runs" if table.seeded else "runs"
-    header, differences = table.difference_rows()
-    views = [run_view(group, f"r{i}") for i, group in enumerate(groups, 1)]
+    views = _views(table)
     return TEMPLATES.get_template("report.html.j2").render(
         title=f"{len(groups)} {noun} compared" if several else groups[0].name,
         runs=views,
@@ -53,7 +73,7 @@ def report_page(table: RunTable) -> str:
         main=main_table(table, links=several),
         datasets=", ".join(dict.fromkeys(record.data for record in table.records)),
         results=table.table(links=several),
-        paired=Table.of([h.capitalize() for h in header], differences, DIFFERENCES) if differences else None,
+        paired=table.difference_table(),
         metrics=table.metric_table(),
         comparison=_comparison(groups) if several else (),
         meanings=[
@@ -64,6 +84,10 @@ def report_page(table: RunTable) -> str:
         differences=_differences(groups) if several else None,
         version=__version__,
     )
+
+
+def _views(table: RunTable) -> list[RunView]:
+    return [run_view(group, f"r{i}") for i, group in enumerate(table.groups, 1)]
 
 
 def _comparison(groups: Sequence[RunGroup]) -> list[Picture]:

@@ -147,6 +147,12 @@ class RunTable:
                 rows.append([f"{one.name} less {other.name}", str(seeds), *shown])
         return ["difference", "seeds", *(m.title for m in measures)], rows
 
+    def difference_table(self, dash: str = DASH, minus: str = "-") -> Table | None:
+        """The paired differences as a table; None where no two groups share two seeds."""
+        header, rows = self.difference_rows()
+        shown = [[*row[:2], *(dash if f == DASH else f.replace("-", minus) for f in row[2:])] for row in rows]
+        return Table.of([name.capitalize() for name in header], shown, DIFFERENCES) if rows else None
+
     def metric_table(self, dash: str = DASH) -> Table | None:
         """The metrics of the answers, one row each; None if no run has any, as those of older versions."""
         rows = []
@@ -189,10 +195,10 @@ class RunTable:
         return to_csv([*FACTS, "group", "seed", *keys, *sent], rows)
 
     def latex(self) -> str:
-        """A ``tabular`` for a paper, and one of the metrics."""
+        """A ``tabular`` for a paper, one of the metrics and one of the paired differences."""
         text = f"% {self.caption} Needs \\usepackage{{booktabs}}.\n{self.table(dash='--').to_latex()}\n"
-        metrics = self.metric_table(dash="--")
-        return text if metrics is None else f"{text}\n% {METRICS_CAPTION}\n{metrics.to_latex()}\n"
+        others = (self.metric_table(dash="--"), self.difference_table(dash="--", minus="−"))
+        return "\n".join([text, *(f"% {other.caption}\n{other.to_latex()}\n" for other in others if other is not None)])
 
     def table(self, links: bool = False, dash: str = DASH) -> Table:
         """The formatted table; with ``links``, every name leads to the group's section ``#run-<number>``."""

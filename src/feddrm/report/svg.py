@@ -54,6 +54,7 @@ class InlineSvg:
     view_box: str
     width: int  # in CSS pixels
     body: str  # markup: everything after the opening tag
+    draw: Callable[[], Figure]  # the same figure again, for a file
 
 
 class Picture(NamedTuple):
@@ -82,7 +83,7 @@ def inline_svg(draw: Callable[[], Figure], key: str, title: str, description: st
     used = set(re.findall(r'(?:href="|url\()#([^")]+)', text))
     body = _TAG.sub(lambda tag: _adapt(tag.group(), key, used), text[start.end() :]).strip()
     body = re.sub(r">\s*\n\s*<", "><", body)
-    return InlineSvg(key, title, description, view_box.group(1), round(figure.get_figwidth() * 96), body)
+    return InlineSvg(key, title, description, view_box.group(1), round(figure.get_figwidth() * 96), body, draw)
 
 
 def _adapt(tag: str, key: str, used: set[str]) -> str:
