@@ -22,9 +22,9 @@ def test_the_page_is_one_file_with_everything() -> None:
     page = analysis_page(analysis)
     captions = [table.caption for table in tables(analysis.facts())]
     assert [caption.split()[0] for caption in captions] == [
-        "log", "Tests", "Quantiles", "Quantiles", "Means", "Probability", "Choice",
+        "log", "Tests", "Quantiles", "Quantiles", "Means", "Differences", "Probability", "Choice",
     ]  # fmt: skip
-    assert page.count("<table") == 7
+    assert page.count("<table") == 8
     assert page.count("<svg") == 3
     assert "<a>" not in page
     assert "&lt;a&gt;" in page
@@ -40,6 +40,12 @@ def test_numbers_of_the_tables_are_those_of_the_facts() -> None:
     cell = by_caption["Quantiles"].rows[1].cells[2].text
     assert cell == f"{median['value']:.4g} ({median['low']:.4g} to {median['high']:.4g})"
     assert by_caption["Probability"].rows[0].cells[1].text == "–"
+    difference = facts["mean_differences"][0]
+    cells = [cell.text for cell in by_caption["Differences"].rows[0].cells]
+    welch = difference["welch"]
+    assert cells[0] == "b less a"
+    assert cells[2] == f"{welch['value']:.4g} ({welch['low']:.4g} to {welch['high']:.4g})"
+    assert cells[3] == "100 %"  # the basis has the column itself
     assert by_caption["Tests"].rows[1].cells[4].text == f"{facts['tests'][1]['holm_p_value']:.3g}"
 
 

@@ -7,6 +7,7 @@ import warnings
 
 import numpy as np
 import pytest
+from scipy.stats import ttest_ind
 
 from feddrm.comparison.analysis_page import tables
 from feddrm.drm import AnalysisSettings, BasisWarning, DensityRatioModel, TwoPartFit, analyse, inference
@@ -35,6 +36,12 @@ def test_facts_are_what_the_functions_say() -> None:
     assert b["mean_interval"]["x"] == [float(limit[1, 0]) for limit in inference.mean(fit).interval(0.9)]
     assert facts["dominance"]["value"] == inference.dominance(fit).value.tolist()
     assert facts["quantile_differences"]["value"][0] == [0, 0]
+    by_model, welch = inference.mean_differences(fit), ttest_ind(three()["c"], three()["b"], equal_var=False)
+    difference = facts["mean_differences"][2]
+    assert [difference[key] for key in ("population", "less", "column")] == ["c", "b", "x"]
+    assert [difference[key] for key in ("low", "high")] == [float(limit[2, 0]) for limit in by_model.interval(0.9)]
+    theirs = welch.confidence_interval(0.9)
+    assert [difference["welch"][key] for key in ("low", "high")] == pytest.approx([theirs.low, theirs.high])
     assert facts["warnings"] == []
     assert facts["basis_scores"] is None
 
@@ -136,6 +143,10 @@ def test_zeros_apart() -> None:
     assert facts["populations"][0]["n"] == 90
     assert facts["populations"][0]["zeros"]["share"] == both.shares[0]
     assert facts["populations"][1]["mean"]["x"] == both.mean().value[1, 0]
+    (difference,) = facts["mean_differences"]
+    theirs = ttest_ind(samples["b"], samples["a"], equal_var=False).confidence_interval()
+    assert [difference["welch"][key] for key in ("low", "high")] == pytest.approx([theirs.low, theirs.high])
+    assert difference["value"] == both.mean_differences().value[0, 0]
     assert facts["dominance"]["value"] == both.dominance().value.tolist()
     assert facts["dominance"]["low"][0][1] == both.dominance().interval()[0][0, 1]
     samples["c"] = draws["a"] + 0.1  # without a zero

@@ -66,21 +66,25 @@ def test_dominance_is_the_double_sum_over_all_masses() -> None:
     assert value[0, 1] == pytest.approx(0.5 * (1 - 0.75 / 2) + 0.5 * 0.25 / 2)  # not 1/2, as of positive values alone
 
 
-def test_the_error_of_dominance_is_that_of_the_jackknife() -> None:
+def test_errors_of_dominance_and_differences_are_those_of_the_jackknife() -> None:
     """Leaving out one observation at a time, zero or positive; nothing of the formula is used."""
     samples = draw(np.random.default_rng(7), (0.2, 0.5), (0.0, 0.3), 150)
     samples[1] = samples[1][:90]
 
-    def value(parts: list[Floats]) -> float:
-        return float(TwoPartFit.of(DensityRatioModel("lognormal"), parts).dominance().value[0, 1])
+    def value(parts: list[Floats]) -> list[float]:
+        both = TwoPartFit.of(DensityRatioModel("lognormal"), parts)
+        return [float(both.dominance().value[0, 1]), float(both.mean().value[1, 0] - both.mean().value[0, 0])]
 
-    variance = 0.0
+    variance = np.zeros(2)
     for place, part in enumerate(samples):
         without = [np.delete(part, i) for i in range(len(part))]
         values = [value([*samples[:place], fewer, *samples[place + 1 :]]) for fewer in without]
-        variance += (len(part) - 1) * np.var(values)
-    both = TwoPartFit.of(DensityRatioModel("lognormal"), samples).dominance()
-    np.testing.assert_allclose(both.error[[0, 1], [1, 0]], np.sqrt(variance), rtol=0.03)
+        variance += (len(part) - 1) * np.var(values, axis=0)
+    both = TwoPartFit.of(DensityRatioModel("lognormal"), samples)
+    np.testing.assert_allclose(both.dominance().error[[0, 1], [1, 0]], np.sqrt(variance[0]), rtol=0.03)
+    difference = both.mean_differences()
+    np.testing.assert_allclose(difference.value[0], both.mean().value[1] - both.mean().value[0])
+    np.testing.assert_allclose(difference.error[0, 0], np.sqrt(variance[1]), rtol=0.03)
 
 
 @pytest.mark.slow

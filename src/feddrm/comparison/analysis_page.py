@@ -60,6 +60,7 @@ def tables(facts: dict[str, Any]) -> list[Table]:
     columns = list(people[0]["mean"])
     rows = [[p["name"], *(_spelled(p["mean"][c], *p["mean_interval"][c]) for c in columns)] for p in people]
     out.append(Table.of(["population", *columns], rows, f"Means ({percent} intervals)"))
+    out.append(_mean_differences(facts["mean_differences"], percent))
     if "dominance" in facts:
         rows = _matrix(names, facts["dominance"])
         for i, row in enumerate(rows):
@@ -71,6 +72,27 @@ def tables(facts: dict[str, Any]) -> list[Table]:
         rows = [[name, f"{score:.5f}"] for name, score in ranked]
         out.append(Table.of(["basis", "held-out log likelihood per observation"], rows, "Choice of the basis"))
     return out
+
+
+def _mean_differences(differences: list[dict[str, Any]], percent: str) -> Table:
+    """The model's intervals beside Welch's. The ratio of their lengths says what the model gains."""
+    several = len({d["column"] for d in differences}) > 1
+    rows = [
+        [
+            f"{d['population']} less {d['less']}",
+            *([d["column"]] if several else []),
+            *(_spelled(by["value"], by["low"], by["high"]) for by in (d, d["welch"])),
+            _relative_length(d),
+        ]
+        for d in differences
+    ]
+    header = ["difference", *(["column"] if several else []), "by the model", "by Welch", "length against Welch's"]
+    return Table.of(header, rows, f"Differences of means ({percent} intervals; Welch's: by the two samples alone)")
+
+
+def _relative_length(difference: dict[str, Any]) -> str:
+    own, welch = (by["high"] - by["low"] for by in (difference, difference["welch"]))
+    return f"{100 * own / welch:.0f} %" if welch > 0 else DASH
 
 
 def _tilts(facts: dict[str, Any]) -> Table:

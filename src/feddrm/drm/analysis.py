@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from feddrm.drm.basis import AUTO, Basis, Floats
+from feddrm.drm.basis import AUTO, Basis, Floats, as_rows
 from feddrm.drm.basis_choice import CANDIDATES, FOLDS, choose_basis
 from feddrm.drm.density_ratio import DensityRatioFit, DensityRatioModel, Samples
 from feddrm.drm.inference import estimates
 from feddrm.drm.inference.estimates import check_levels, normal_quantile, single_column, weighted_quantiles
 from feddrm.drm.inference.goodness_of_fit import GoodnessOfFit, goodness_of_fit
 from feddrm.drm.inference.hypothesis_tests import HypothesisTest, Testing, homogeneity, pairwise, without_terms
+from feddrm.drm.inference.mean_differences import mean_differences, pairs, welch_differences
 from feddrm.drm.inference.quantile_tests import equal_quantiles, quantile_difference_interval, require_reached
 from feddrm.drm.inference.resampling import bootstrap, check_replicates
 from feddrm.drm.summary_text import coefficient_block, heading, two_columns
@@ -215,6 +216,7 @@ class Analysis:
             "tests": tests,
             "populations": [self._population(i) for i in range(len(fit.names))],
         }
+        facts["mean_differences"] = self._mean_differences()
         if self.single:
             dominance = self.two_part.dominance() if self.two_part else estimates.dominance(fit)
             facts["dominance"] = _interval_facts(dominance, self.settings.confidence)
@@ -246,6 +248,23 @@ class Analysis:
                 for column in columns
             ]
         return facts
+
+    def _mean_differences(self) -> list[dict[str, Any]]:
+        """Every two populations' difference of means, by the model and by Welch's interval, column by column.
+
+        The intervals are large-sample ones, also where others are by the bootstrap.
+        """
+        fit, two_part, level = self.fit, self.two_part, self.settings.confidence
+        by_model = two_part.mean_differences() if two_part else mean_differences(fit)
+        welch = welch_differences(two_part.whole_samples() if two_part else [as_rows(x) for x in fit.samples])
+        both = [np.stack([estimate.value, *estimate.interval(level)], axis=-1) for estimate in (by_model, welch)]
+        return [
+            {"population": fit.names[j], "less": fit.names[i], "column": name}
+            | _limits(both[0][row, column])
+            | {"welch": _limits(both[1][row, column])}
+            for row, (i, j) in enumerate(pairs(len(fit.names)))
+            for column, name in enumerate(fit.columns)
+        ]
 
     def summary(self) -> str:
         """The fit as a page of text, in the form that statsmodels prints."""
@@ -286,6 +305,10 @@ def analyse(
     for doubt in analysis.doubts:
         warnings.warn(doubt, BasisWarning, stacklevel=3)
     return analysis
+
+
+def _limits(numbers: Floats) -> dict[str, float]:
+    return dict(zip(("value", "low", "high"), numbers.tolist(), strict=True))
 
 
 def _interval_facts(estimate: estimates.Estimate, confidence: float) -> dict[str, Any]:

@@ -18,12 +18,15 @@ from feddrm.drm.inference.estimates import (
     check_levels,
     distribution,
     dominance,
+    influence_of_mean,
     mean,
     normal_quantile,
     single_column,
+    variance_parts,
     weighted_quantiles,
 )
 from feddrm.drm.inference.hypothesis_tests import HypothesisTest, Testing, homogeneity
+from feddrm.drm.inference.mean_differences import differences
 from feddrm.errors import FeddrmError, SettingError
 
 
@@ -96,6 +99,23 @@ class TwoPartFit:
         part, share = mean(self.positive), self.shares[:, None]
         variance = ((1 - share) * part.error) ** 2 + part.value**2 * share * (1 - share) / self.sizes[:, None]
         return Estimate((1 - share) * part.value, np.sqrt(variance), degrees=(self.sizes - 1).astype(np.float64))
+
+    def mean_differences(self) -> Estimate:
+        """The mean of every population less that of every earlier one, zeros included."""
+        fit, mean, own = self.positive, self.mean().value, 1 - self.shares
+        influences = [part * influence_of_mean(fit, i, fit.values) for i, part in enumerate(own)]
+        of_share = (mean / own[:, None]) ** 2 * (self.shares * own / self.sizes)[:, None]
+
+        def parts(i: int, j: int) -> Floats:
+            both = np.isin(np.arange(len(own)), (i, j))[:, None]
+            return variance_parts(fit, influences[j] - influences[i]) + np.where(both, of_share, 0.0)
+
+        return differences(mean, self.sizes, parts)
+
+    def whole_samples(self) -> list[Floats]:
+        """The samples with their zeros, which come last."""
+        samples = map(as_rows, self.positive.samples)
+        return [np.vstack([x, np.zeros((zeros, 1))]) for x, zeros in zip(samples, self.zeros, strict=True)]
 
     def dominance(self) -> Estimate:
         """``P(X_i < X_j) + P(X_i = X_j) / 2``, i in rows: a zero ties with zeros, and is below every positive value."""

@@ -23,6 +23,7 @@ from feddrm.drm.inference.hypothesis_tests import (
     pairwise,
     without_terms,
 )
+from feddrm.drm.inference.mean_differences import mean_differences, welch_differences
 from feddrm.drm.inference.quantile_tests import equal_quantiles, quantile_difference_interval, quantile_differences
 from feddrm.drm.inference.resampling import Bootstrap, bootstrap
 
@@ -45,11 +46,13 @@ __all__ = [
     "homogeneity",
     "linear_hypothesis",
     "mean",
+    "mean_differences",
     "pairwise",
     "quantile",
     "quantile_difference_interval",
     "quantile_differences",
     "quantile_interval",
     "tilts",
+    "welch_differences",
     "without_terms",
 ]

@@ -26,7 +26,8 @@ from feddrm.typed_settings import typed_arguments
 class Estimate:
     """A number, or an array of them, with standard errors.
 
-    ``degrees`` are degrees of freedom of the errors, for t instead of normal intervals; one per row of the value.
+    ``degrees`` are degrees of freedom of the errors, for t instead of normal intervals; one per row of the value, or
+    one per number.
     A ``probability`` has its interval on the scale of the log odds, which keeps it between 0 and 1.
     """
 
@@ -39,7 +40,8 @@ class Estimate:
         """A two-sided confidence interval."""
         reach = normal_quantile(level) * self.error
         if self.degrees is not None:
-            reach = t.ppf(0.5 + level / 2, self.degrees)[:, None] * self.error
+            degrees = self.degrees if self.degrees.ndim == self.value.ndim else self.degrees[:, None]
+            reach = t.ppf(0.5 + level / 2, degrees) * self.error
         if not self.probability:
             return self.value - reach, self.value + reach
         inside = np.clip(self.value, 1e-12, 1 - 1e-12)
@@ -256,7 +258,12 @@ def within_covariance(fit: DensityRatioFit, influence: Floats) -> Floats:
 
 def _variances(fit: DensityRatioFit, influence: Floats) -> Floats:
     """The diagonal of :func:`within_covariance`."""
-    return np.asarray(sum(n / (n - 1) * (part**2).sum(0) for part, n in _centred(fit, influence)))
+    return np.asarray(variance_parts(fit, influence).sum(0))
+
+
+def variance_parts(fit: DensityRatioFit, influence: Floats) -> Floats:
+    """What the sample of every population (rows) adds to the variances."""
+    return np.array([n / (n - 1) * (part**2).sum(0) for part, n in _centred(fit, influence)])
 
 
 def _centred(fit: DensityRatioFit, influence: Floats) -> Iterator[tuple[Floats, int]]:
