@@ -59,6 +59,7 @@ class Site:
         self.uploads = UploadCount(self.folder / UPLOADS)
         self.masks = SiteMasks(self.folder, self.name, self.key, self.settings.fewest_sites)
         self.status = SiteStatus(self.folder)
+        self._warn()
         self._run: SiteRun | None = None
         self._message = ""  # the digest of the one that is answered
         self._data: tuple[RunSpec, Client, str] | None = None
@@ -72,6 +73,13 @@ class Site:
             "answers": self._answers,
             "waiting": lambda _: pack({}),  # only for the site's status
         }
+
+    def _warn(self) -> None:
+        """Tell this site, and nobody else, what its samples should be looked at for."""
+        warnings = self.dataset.warnings()
+        for warning in warnings:
+            log.warning("its samples: %s", warning)
+        self.status.samples(warnings)
 
     def handle(self, signed: bytes) -> bytes:
         """The signed reply to a message of the server. Any other message raises an error and gets no reply."""
