@@ -44,6 +44,10 @@ class DivergedError(FeddrmError):
     """A training whose loss, parameters or answers are not finite any more."""
 
 
+class UnmaskedError(FeddrmError):
+    """A method whose result depends on the places of a batch that hold no sample."""
+
+
 class InterruptedRunError(FeddrmError):
     """Ctrl-C during long work; ``then`` says how it goes on (exit code 130)."""
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from feddrm.data.client import Client, Split
 from feddrm.data.crop import RandomResizedCrop
 from feddrm.data.query_views import QueryViews
-from feddrm.data.sample_warnings import ROW_WARNINGS, copies_warning, label_warning
+from feddrm.data.sample_warnings import row_columns, sample_warnings
 from feddrm.data.sources.array_files import ArrayFileSource
 from feddrm.data.sources.arrays import Arrays, ArraySource
 from feddrm.data.sources.csv_tables import CsvSource, Paths
@@ -29,7 +29,7 @@ from feddrm.data.sources.leaf_files import LeafSource
 from feddrm.errors import FeddrmError, short_list
 from feddrm.io.run_files import check_client_names
 from feddrm.registry import LISTED
-from feddrm.tables.column_kinds import FAR, NumberColumn, Usual
+from feddrm.tables.column_kinds import FAR, Usual
 from feddrm.tables.column_values import column_facts
 from feddrm.tables.table_schema import TableSchema
 from feddrm.tasks import CLASSIFICATION, Task
@@ -175,17 +175,13 @@ class Federation:
 
     def warnings(self) -> list[str]:
         """What to know of the samples before training on them."""
-        found = [self.scale_warning(), self.far_warning(), copies_warning(self.name, self.clients)]
-        if len(self.shape) == 1:
-            found += [check(self.name, self.clients, self._raw_columns) for check in ROW_WARNINGS]
-            found += [label_warning(self.name, self.classes)] if self.task.classifies else []
-        return [warning for warning in found if warning is not None]
+        schema, classes = self._raw_columns if len(self.shape) == 1 else None, self.classes
+        of_samples = sample_warnings(self.name, self.clients, classes if self.task.classifies else (), schema)
+        return [warning for warning in (self.scale_warning(), self.far_warning(), *of_samples) if warning is not None]
 
     @property
     def _raw_columns(self) -> TableSchema:
-        """The schema of rows; without one, every network input is a number as it is."""
-        columns = self.columns or tuple(f"x{i}" for i in range(self.shape[0]))
-        return self.schema or TableSchema(tuple(map(NumberColumn, columns)))
+        return row_columns(self.schema, self.columns, self.shape[0])
 
     def far_warning(self) -> str | None:
         """A warning for training rows that the router would abstain from, were they queries; else None."""

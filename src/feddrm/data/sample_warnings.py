@@ -28,6 +28,26 @@ WHOM = re.compile(
 )
 
 
+def sample_warnings(
+    name: str, clients: Sequence[Client], classes: Sequence[str], schema: TableSchema | None
+) -> list[str]:
+    """All warnings of this module. ``schema`` is that of rows; images have none, and labels of survival no classes.
+
+    Of a client alone, those are left out that compare it with others.
+    """
+    found = [copies_warning(name, clients)]
+    if schema is not None:
+        checks = ROW_WARNINGS if len(clients) > 1 else OWN_ROW_WARNINGS
+        found += [check(name, clients, schema) for check in checks]
+        found += [label_warning(name, classes)]
+    return [warning for warning in found if warning is not None]
+
+
+def row_columns(schema: TableSchema | None, columns: Sequence[str] | None, inputs: int) -> TableSchema:
+    """The schema of rows; without one, every network input is a number as it is."""
+    return schema or TableSchema(tuple(map(NumberColumn, columns or [f"x{i}" for i in range(inputs)])))
+
+
 def copies_warning(name: str, clients: Sequence[Client]) -> str | None:
     """A warning where test samples are equal to training samples of any client, label and all; None where few are."""
     train = [sample for client in clients for sample in _hashes(client.train)]
@@ -203,3 +223,4 @@ def _hashes(split: Split) -> Iterator[int]:
 
 
 ROW_WARNINGS = (identifier_warning, own_values_warning, missing_code_warning, unit_warning)
+OWN_ROW_WARNINGS = (identifier_warning, missing_code_warning)  # those that need the rows of one client alone

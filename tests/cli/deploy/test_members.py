@@ -121,6 +121,8 @@ def test_status_in_a_sites_folder_is_what_the_site_knows(deploy: Call, project: 
     assert "last message: 'train' of run 'first', round 4, 1970-01-01T00:00:00Z" in out
     assert "it was refused: holds other samples" in out
     assert "the server waits for lima since 1970-01-01T00:01:00Z" in out
+    (site / "status.json").write_text(json.dumps({"samples": ["'id': leave it out (drop: [id])"]}))
+    assert "its samples: 'id': leave it out (drop: [id])\n" in deploy("status", str(site))[1]
     (site / "status.json").write_text(json.dumps({"connected": False, "reason": "no route", "since": 0.0}))
     assert "not connected (no route) since" in deploy("status", str(site))[1]
     assert json.loads(deploy("status", str(site), "--json")[1])["reason"] == "no route"

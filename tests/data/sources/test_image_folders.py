@@ -184,7 +184,7 @@ def test_files_that_are_no_images_are_refused(root: Path) -> None:
 
 @pytest.mark.parametrize("size", [0, -3, 2.5, (3,), (3, 4, 5), (3, 0), True, "96"])
 def test_wrong_size_is_refused(root: Path, size: object) -> None:
-    with refused(f"size={size!r}", "(height, width)"):
+    with refused(f"size={size!r}", "or two, [height, width]"):
         from_folders(root, size=size)  # type: ignore[arg-type]
 
 

@@ -99,6 +99,15 @@ def test_variants_of_spelling_and_few_samples_are_warned_of(site: Path) -> None:
     assert found(site)["samples"].level == "warning"
 
 
+def test_samples_are_warned_of_as_in_one_process(site: Path) -> None:
+    rows = [f"{'ab'[i % 2]},{1000 + i},{i * 0.37 % 5:.2f}" for i in range(90)]
+    (site / "visits.csv").write_text("\n".join(["outcome,record,dose", *rows]) + "\n")
+    warned = [f.text for f in check_site(site) if (f.what, f.level) == ("samples", "warning")]
+    assert len(warned) == 1
+    assert warned[0].startswith("'record': another whole number in every row of a client.")
+    assert "(drop: [record])" in warned[0]
+
+
 def test_data_that_cannot_be_read_are_a_problem_and_the_rest_is_still_checked(site: Path) -> None:
     (site / "visits.csv").unlink()
     findings = found(site)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,11 +15,34 @@ from feddrm.deploy.site.site_fit import ROW_STEPS
 from feddrm.deploy.wire.messages import Message, unpack
 from feddrm.engine import Plan
 from feddrm.models import is_head
+from plugin_files import new_process, write_examples
+from refusal import refused
 
 pytestmark = pytest.mark.slow
 
 Make = Callable[..., Deployed]
 PLAN = Plan(rounds=4, local_steps=4, batch_size=16, lr=0.05)
+
+
+CARELESS = """
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch.nn.functional import cross_entropy
+
+from feddrm.methods import FedAvg, Phase, Stage
+
+
+@dataclass(frozen=True)
+class Careless(FedAvg):
+    \"\"\"The mean loss counts the empty places of a batch.\"\"\"
+
+    name: ClassVar[str] = "careless"
+
+    def phases(self, stage: Stage) -> Sequence[Phase]:
+        return [Phase(stage.steps, lambda net, slots, b: cross_entropy(net(slots["model"], b.x).logits, b.y))]
+"""
 
 
 class Crash(Exception):
@@ -86,3 +110,58 @@ def test_no_message_and_no_server_file_holds_private_leaves_or_samples(deployed:
     assert (deployment.run / "router" / "manifest.json").exists()
     for name in NAMES:
         assert private_leaves(deployment.site_folder(name) / "clients" / name)
+
+
+def test_a_method_that_counts_places_without_a_sample_is_refused_before_round_1(
+    deployed: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in one process, by the same function. Of the sample that it was tried on leaves yes or no alone."""
+    (tmp_path / "careless.py").write_text(CARELESS)
+    with new_process(monkeypatch):
+        monkeypatch.setenv("FEDDRM_PLUGINS", str(tmp_path / "careless.py"))
+        deployment = deployed(few=True, router=False, training={"method": "careless"})
+        transport = DirectTransport(deployment.folder)
+        with refused("careless: its loss or statistics depend on places", "tried at oslo", "another 'run'"):
+            deployment.server(transport).go()
+        assert not deployment.complaints
+        assert not deployment.server().run.metrics()
+        assert not deployment.server().checkpoint.exists()
+        for name in NAMES:
+            assert not list(deployment.site_folder(name).glob("runs/*/private-*")), "no site has trained"
+        replies = [unpack(signed[2 + int.from_bytes(signed[:2], "big") :]) for _, _, signed in transport.messages[-3:]]
+        kept = {"from", "answers", "seconds", "unmasked"}
+        checked = [reply for reply in replies if "unmasked" in reply.header]
+        assert checked
+        assert all((set(reply.header), reply.tensors) == (kept, {}) for reply in checked)
+
+
+def test_a_method_of_a_plugin_is_checked_once_and_those_of_the_package_are_not(
+    deployed: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kinds(deployment: Deployed) -> list[str]:
+        transport = DirectTransport(deployment.folder)
+        deployment.server(transport).go()
+        sent = [signed for way, name, signed in transport.messages if (way, name) == ("to", "lima")]
+        return [unpack(signed[2 + int.from_bytes(signed[:2], "big") :]).header["kind"] for signed in sent]
+
+    trained = ["train", "train", "finish"]
+    with new_process(monkeypatch):
+        monkeypatch.setenv("FEDDRM_PLUGINS", str(write_examples(tmp_path)[0]))
+        deployment = deployed(few=True, router=False, training={"method": "fedmedian"})
+        assert kinds(deployment) == ["hello", "check method", *trained]
+        assert not deployment.complaints
+
+
+def test_the_check_of_a_method_waits_for_a_site_that_can_try_it(
+    deployed: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All replies are lost once. No round is trained until one has come."""
+    with new_process(monkeypatch):
+        monkeypatch.setenv("FEDDRM_PLUGINS", str(write_examples(tmp_path)[0]))
+        deployment = deployed(few=True, router=False, training={"method": "fedmedian"})
+        events: list[tuple[str, Any]] = []
+        server = deployment.server(DirectTransport(deployment.folder, away=lambda name, count: count == 2))
+        monkeypatch.setattr(server.channel, "on_event", lambda *event: events.append(event))
+        server.go()
+        kinds = [event for event, _ in events if event in ("waiting", "round started")]
+        assert kinds == ["waiting", "round started", "round started"]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -67,6 +68,27 @@ def test_a_run_name_that_would_leave_the_sites_folder_is_refused(run: Any, kind:
     assert reply.header["error"] == f"run {shown} names folders: use letters, digits, '-' or '_'"
     assert not reply.tensors
     assert sorted(deployment.folder.parent.rglob("*")) == before
+
+
+def test_warnings_of_samples_stay_at_the_site(deployed: Make, caplog: pytest.LogCaptureFixture) -> None:
+    """They stand once in its log, and in its status until its samples are corrected. No message has them."""
+    deployment = deployed(few=True, router=False)
+    x, y = np.random.default_rng(0).normal(size=(90, 6)), np.arange(90) % 3
+    x[::30, 2] = 999
+    clean = (deployment.site_folder("lima") / "samples.npz").read_bytes()
+    np.savez(deployment.site_folder("lima") / "samples.npz", x=x, y=y)
+    transport = DirectTransport(deployment.folder)
+    deployment.server(transport).go()
+    found = [record for record in caplog.records if "'x2' is 999 in" in record.getMessage()]
+    assert [record.getMessage().partition(": ")[0] for record in found] == ["its samples"]
+    shown = {name: cluster_status.site_status(deployment.site_folder(name))["samples"] for name in NAMES}
+    assert shown["lima"] == [found[0].getMessage().partition(": ")[2]]
+    assert (shown["oslo"], shown["pune"]) == ([], [])
+    assert not any(b"999" in signed and b"missing" in signed for _, _, signed in transport.messages)
+    (deployment.site_folder("lima") / "samples.npz").write_bytes(clean)
+    deployment.restart_sites()
+    deployment.site("lima")
+    assert cluster_status.site_status(deployment.site_folder("lima"))["samples"] == []
 
 
 PRIVACY = {"clip": 1.0, "noise": 3.0}

@@ -20,7 +20,7 @@ from feddrm.deploy.flower.apps import site_at
 from feddrm.deploy.provision.project import make_project
 from feddrm.deploy.server.federation_settings import FederationSettings
 from feddrm.deploy.site.site import Site
-from feddrm.deploy.site.site_dataset import read_site_dataset, sorted_classes
+from feddrm.deploy.site.site_dataset import as_in_yaml, read_site_dataset, sorted_classes
 from feddrm.deploy.wire.messages import Message, unpack
 from feddrm.errors import FeddrmError
 from feddrm.predictor.query_files import read_queries
@@ -101,6 +101,60 @@ def test_labels_that_name_single_samples_stay_at_the_site(kind: str, tmp_path: P
         read(records[:11])
 
 
+def _write_odd_table(folder: Path) -> dict[str, Any]:
+    """A record number, a code of missing values, ages as labels, and 20 rows that are there twice."""
+    rng = np.random.default_rng(0)
+    rows = [
+        f"{1000 + i},{999 if i % 40 == 0 else rng.integers(20, 80)},{rng.normal():.6f},{30 + i % 25}"
+        for i in range(160)
+    ]
+    (folder / "odd.csv").write_text("\n".join(["record,weight,bp,age", *rows, *rows[:20]]) + "\n")
+    return {"csv": "odd.csv", "label": "age"}
+
+
+def test_a_site_is_warned_of_what_one_process_warns_of(tmp_path: Path) -> None:
+    """In the same words, but for the settings, and whatever the schema is. The counts are those of its own samples."""
+    data = _write_odd_table(tmp_path)
+    table = pd.read_csv(tmp_path / "odd.csv")
+    rows = table[["record", "weight", "bp"]], table["age"].to_numpy()
+    in_one_process = [
+        text.partition(": ")[2] for text in Federation.from_arrays({"oslo": rows, "lima": rows}).warnings()
+    ]
+    client = read_site_dataset("oslo", data, tmp_path).client([str(age) for age in range(30, 55)])
+    known = set(map(tuple, client.train.x.tolist()))
+    copies, codes = sum(tuple(row) in known for row in client.test.x.tolist()), int((client.train.x[:, 1] == 999).sum())
+    assert copies
+    for schema in ({}, {"schema": "auto"}):
+        warnings = read_site_dataset("oslo", {**data, **schema}, tmp_path).warnings()
+        assert warnings[0].startswith(f"{copies} of {len(client.test)} test samples are equal to training samples")
+        assert warnings[1].startswith(f"'weight' is 999 in {codes} rows, and ")
+        assert warnings[1].endswith("empty these cells (schema: auto allows gaps): it would be taken for a measurement")
+        assert warnings[2:] == [text for text in in_one_process if "the label has 25 different whole numbers" in text]
+        assert warnings[2:]
+    table.drop_duplicates().to_csv(tmp_path / "odd.csv", index=False)
+    for schema in ({}, {"schema": "auto"}):
+        warnings = read_site_dataset("oslo", {**data, **schema}, tmp_path).warnings()
+        assert "'record': another whole number in every row" in warnings[0]
+        assert "leave it out (drop: [record])" in warnings[0]
+        left = read_site_dataset("oslo", {**data, **schema, "drop": "record"}, tmp_path).warnings()
+        assert [text for text in warnings if text not in left] == warnings[:1]
+    (tmp_path / "odd.csv").write_text("patient,ill\n" + "".join(f"{i // 2},{i % 2}\n" for i in range(30)))
+    warnings = read_site_dataset("oslo", {"csv": "odd.csv", "label": "ill"}, tmp_path).warnings()
+    assert len(warnings) == 1
+    assert warnings[0].endswith("name it as the subject (subject: patient), or leave it out (drop: [patient])")
+
+
+def test_what_needs_other_clients_is_no_warning_of_a_site(tmp_path: Path) -> None:
+    """Alone, each would be warned of: nobody else has its values."""
+    rows = [f"{'ab'[i % 2]},oslo,{i % 7}" for i in range(60)]
+    (tmp_path / "own.csv").write_text("\n".join(["ill,hospital,dose", *rows]) + "\n")
+    schema = {"columns": [{"name": "hospital", "kind": "category", "categories": {"oslo": 0, "lima": 1}}]}
+    schema["columns"].append({"name": "dose", "kind": "number"})
+    (tmp_path / "schema.yaml").write_text(yaml.safe_dump(schema))
+    data = {"csv": "own.csv", "label": "ill", "schema": "schema.yaml"}
+    assert read_site_dataset("oslo", data, tmp_path).warnings() == []
+
+
 def test_classes_that_are_numbers_are_sorted_as_numbers() -> None:
     assert sorted_classes({"10", "9", "-1"}) == ("-1", "9", "10")
     assert sorted_classes({"10", "b", "a"}) == ("10", "a", "b")
@@ -134,15 +188,18 @@ def _write_table(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
-        ({"label": ["y"]}, "site.yaml: data: label=['y']: give text"),
-        ({"label": True}, "site.yaml: data: label=True: give text"),
+        ({"label": ["y"]}, "site.yaml: data: 'label: [y]': give text"),
+        ({"label": True}, "site.yaml: data: 'label: true': give text"),
         ({"label": 6}, "has no column '6' for the label"),
         ({"drop": 6}, "has no column '6' to drop"),
-        ({"drop": {"bp": 1}}, "site.yaml: data: drop={'bp': 1}: give a list, as in [a, b]"),
-        ({"schema": ["auto"]}, "site.yaml: data: schema=['auto']: give text"),
-        ({"schema": "auto", "categories": [["bp"]]}, "site.yaml: data: categories=[['bp']]: give a list, as in [a, b]"),
-        ({"csv": None}, "site.yaml: data: csv=None: give text"),
-        ({"seed": "many"}, "site.yaml: data: seed='many': give a whole number"),
+        ({"drop": {"bp": 1}}, "site.yaml: data: 'drop: {bp: 1}': give a list, as in [a, b]"),
+        ({"schema": ["auto"]}, "site.yaml: data: 'schema: [auto]': give text"),
+        (
+            {"schema": "auto", "categories": [["bp"]]},
+            "site.yaml: data: 'categories: [[bp]]': give a list, as in [a, b]",
+        ),
+        ({"csv": None}, "site.yaml: data: 'csv: null': give text"),
+        ({"seed": "many"}, "site.yaml: data: 'seed: many': give a whole number"),
         ({5: "y"}, "site.yaml: data: no setting '5' for csv data"),
     ],
 )
@@ -168,6 +225,28 @@ def test_a_single_name_is_a_list_of_one(drop: object, columns: tuple[str, ...], 
     auto = read_site_dataset("oslo", {**data, "drop": 5, "schema": "auto", "categories": "bp"}, tmp_path)
     assert auto.sums is not None
     assert set(auto.sums["bp"].levels) == {"0", "1", "2"}
+
+
+@pytest.mark.parametrize(
+    ("x", "complaint"),
+    [
+        (np.full((20, 2), "smith"), "own.npz: client 'oslo': X[0, 0] is 'smith', not a number"),
+        (np.zeros((21, 2)), "own.npz: client 'oslo': X has 21 samples, y 20 labels"),
+    ],
+)
+def test_values_that_cannot_be_used_are_refused_before_a_message_is_answered(
+    x: Any, complaint: str, tmp_path: Path
+) -> None:
+    """The answer to the first message would carry the value to the server."""
+    np.savez(tmp_path / "own.npz", x=x, y=np.arange(20) % 2)
+    with refused(f"site.yaml: data: {complaint}"):
+        read_site_dataset("oslo", {"npz": "own.npz"}, tmp_path)
+
+
+def test_settings_are_shown_as_the_file_has_them() -> None:
+    text = "size=(8, 9), drop=['a b', '5'] (subject='p') or schema=auto: x=3, aseed=1, seed=True"
+    shown = "'size: [8, 9]', 'drop: [a b, '5']' (subject: p) or 'schema: auto': x=3, aseed=1, 'seed: true'"
+    assert as_in_yaml(text, {"size", "drop", "subject", "schema", "seed"}) == shown
 
 
 @pytest.mark.parametrize("damage", ["cut off", "half", "flipped", "empty", "npy", "text"])

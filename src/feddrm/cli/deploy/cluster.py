@@ -197,6 +197,8 @@ def _print_site(current: Mapping[str, Any]) -> None:
     if "since" in current:
         words = "connected" if current["connected"] else f"not connected ({current['reason']})"
         typer.echo(f"{words} {_since(current['since'])}")
+    for warning in current.get("samples", ()):
+        typer.echo(f"its samples: {warning}")
     message = current.get("message")
     if message:
         run = "" if message["run"] is None else f" of run '{message['run']}'"

@@ -87,7 +87,7 @@ def check_size(where: str, size: Size | None) -> tuple[int, int] | None:
         return None
     pair: tuple[Any, ...] = tuple(size) if isinstance(size, Sequence) else (size, size)
     if len(pair) != 2 or not all(type(side) is int and side > 0 for side in pair):
-        raise FeddrmError(f"{where}: size={size!r}: give one whole number, or (height, width)")
+        raise FeddrmError(f"{where}: size={size!r}: give one whole number, or two, [height, width]")
     return pair[0], pair[1]
 
 

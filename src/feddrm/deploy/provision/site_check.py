@@ -66,6 +66,7 @@ def _data(dataset: SiteDataset, folder: Path, floors: Floors) -> Iterator[Findin
         yield Finding("columns", OK, f"{len(dataset.columns)}: {short_list(_columns(dataset, [train.x, test.x]))}")
         if (pair := spelling_variants(dataset.columns)) is not None:
             yield Finding("spelling", WARNING, f"the columns '{pair[0]}' and '{pair[1]}' {SPELLING_REMEDY}")
+    yield from (Finding("samples", WARNING, warning) for warning in dataset.warnings())
     yield from _form(dataset, client, folder)
     yield from _floors(dataset, client, floors)
 

@@ -22,6 +22,7 @@ from feddrm.deploy.wire.messages import Message
 from feddrm.deploy.wire.public_files import describe_run
 from feddrm.deploy.wire.run_spec import RunSpec
 from feddrm.engine import cpu_kernels
+from feddrm.engine.rounds import is_untested
 from feddrm.io.atomic import write_atomically
 from feddrm.io.run_files import CHECKPOINT
 from feddrm.io.text import json_bytes, json_line, read_json
@@ -121,6 +122,8 @@ class Server:
     def _train(self, training: Training) -> ServerState:
         """Play the rounds that are left."""
         state, rounds = self.state(training), training.schedule.plan.rounds
+        while not state.round and is_untested(training.method) and not training.check_method(state):
+            self.waiting.pause(0, self.channel.missing(training.spec.names))
         while state.round < rounds:
             played = training.next_round(state)
             if played is None and training.spec.secure_aggregation:  # a sum needs each of its sites

@@ -89,6 +89,7 @@ FIELDS: dict[str, Callable[[Any], bool]] = {
     "mask_key": lambda v: _fields(v, {"key": str, "signature": str}),
     "sent_round": _integer,
     "sent_for": lambda v: _list(v, _text),
+    "unmasked": lambda v: isinstance(v, bool),
     "metrics": lambda v: isinstance(v, bool),
     "seconds": lambda v: _number(v, 0),
     "answers": _text,  # the channel has compared it with the digest of the request

@@ -15,7 +15,7 @@ from torch import Tensor
 from feddrm.deploy.privacy import Privacy
 from feddrm.deploy.server.federation_settings import FederationSettings
 from feddrm.deploy.server.masked_sums import MaskedSums
-from feddrm.deploy.server.reply_validation import blank_upload, check_update
+from feddrm.deploy.server.reply_validation import blank_upload, check_header, check_update
 from feddrm.deploy.wire.channel import REMOVED_MEMBER, Channel, Request
 from feddrm.deploy.wire.fixed_point import WORD_BYTES, count_words
 from feddrm.deploy.wire.masks import FEWEST_SITES, SUMMED, summed_fields
@@ -23,7 +23,8 @@ from feddrm.deploy.wire.messages import Message, pack, read_stored
 from feddrm.deploy.wire.run_spec import RunSpec
 from feddrm.engine import RoundSchedule, first_state
 from feddrm.engine.communication import Communication, sizes_of
-from feddrm.errors import FeddrmError
+from feddrm.engine.rounds import UNMASKED
+from feddrm.errors import FeddrmError, UnmaskedError
 from feddrm.io.atomic import write_atomically
 from feddrm.io.tensors import tensor_bytes
 from feddrm.methods import Tensors
@@ -85,6 +86,22 @@ class Training:
     def initial_state(self) -> ServerState:
         leaves = {leaf: value.detach() for leaf, value in self.spec.make_net().named_parameters()}
         return ServerState(0, first_state(self.method, leaves, 1).shared, dict.fromkeys(self.spec.names, 0))
+
+    def check_method(self, state: ServerState) -> bool:
+        """Have the sites try a method that is not of the package, as one process does; False if none could.
+
+        Only a site has samples to try it on. It says no more than whether the method counts places without one.
+        """
+        header = {"kind": "check method", "brief": self.spec.as_dict()}
+        names = [name for name in self.spec.names if name in self.channel.site_keys]
+        requests: dict[str, Request] = {name: ({**header, **state.after(name)}, {}) for name in names}
+        replies = self.channel.ask(
+            requests, self.settings.deadline, lambda _, reply: Message(check_header(reply.header, "unmasked"), {})
+        )
+        if found := [name for name, reply in replies.items() if reply.header["unmasked"]]:
+            text = UNMASKED.format(name=self.method.name)
+            raise UnmaskedError(f"{text} (tried at {found[0]}); then choose another 'run'")
+        return bool(replies)
 
     def next_round(self, state: ServerState) -> ServerState | None:
         """Play one round with the sites that answer in time; None if they are fewer than the quorum."""

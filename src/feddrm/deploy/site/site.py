@@ -26,7 +26,7 @@ from feddrm.deploy.wire.masks import MASK_PROTOCOL, SUMMED, required_masks, summ
 from feddrm.deploy.wire.messages import ANY_SITE, Message, digest, pack, sign, unpack, verify
 from feddrm.deploy.wire.public_files import SOURCE, received_artifact, without_public, write_public
 from feddrm.deploy.wire.run_spec import FIT_PROTOCOL, RunSpec
-from feddrm.errors import FeddrmError, SettingError
+from feddrm.errors import FeddrmError, SettingError, UnmaskedError
 from feddrm.evaluation.answer_metrics import answer_sums
 from feddrm.io.run_files import RunFiles
 from feddrm.io.tensors import join_slots, tensor_bytes
@@ -59,11 +59,13 @@ class Site:
         self.uploads = UploadCount(self.folder / UPLOADS)
         self.masks = SiteMasks(self.folder, self.name, self.key, self.settings.fewest_sites)
         self.status = SiteStatus(self.folder)
+        self._warn()
         self._run: SiteRun | None = None
         self._message = ""  # the digest of the one that is answered
         self._data: tuple[RunSpec, Client, str] | None = None
         self._handlers: dict[str, Callable[[Message], bytes]] = {
             "hello": self._hello,
+            "check method": self._check_method,
             "train": self._train,
             "finish": self._finish,
             "fit": self._fit,
@@ -71,6 +73,13 @@ class Site:
             "answers": self._answers,
             "waiting": lambda _: pack({}),  # only for the site's status
         }
+
+    def _warn(self) -> None:
+        """Tell this site, and nobody else, what its samples should be looked at for."""
+        warnings = self.dataset.warnings()
+        for warning in warnings:
+            log.warning("its samples: %s", warning)
+        self.status.samples(warnings)
 
     def handle(self, signed: bytes) -> bytes:
         """The signed reply to a message of the server. Any other message raises an error and gets no reply."""
@@ -126,6 +135,16 @@ class Site:
                 "privacy": None if self.demand is None else {"clip": self.demand.clip, "noise": self.demand.noise},
             }
         )
+
+    def _check_method(self, request: Message) -> bytes:
+        """Whether a method that is not of the package counts places without a sample: all that leaves is yes or no."""
+        run = self._run_of(request)
+        try:
+            run.check_method()
+        except UnmaskedError as error:
+            log.warning("the server stops the run: %s", error)
+            return pack({"unmasked": True})
+        return pack({"unmasked": False})
 
     def _train(self, request: Message) -> bytes:
         """Train one round, from the private slots that belong to the server's state."""

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import ast
+import re
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
 import numpy as np
+import yaml
 
 from feddrm.data import Client, Federation, load
+from feddrm.data.sample_warnings import row_columns, sample_warnings
 from feddrm.data.sources.array_files import read_arrays
 from feddrm.data.sources.arrays import client_from_arrays
 from feddrm.data.sources.csv_tables import AUTO, labels_as_integers
@@ -21,7 +27,7 @@ from feddrm.deploy.rotating_log import log
 from feddrm.deploy.site.site_status import CONFIG
 from feddrm.errors import FeddrmError, SettingError, short_list
 from feddrm.registry import nearest
-from feddrm.tables.column_sums import ColumnSums, check_levels
+from feddrm.tables.column_sums import ColumnSums, check_levels, merge_sums, schema_from_sums
 from feddrm.tables.table_schema import TableSchema
 from feddrm.tasks import require_classes
 from feddrm.typed_settings import typed
@@ -34,6 +40,11 @@ OPTIONS = {
     "csv": ("csv", "label", "drop", "schema", "categories", "subject", "test_fraction", "seed"),
     "npz": ("npz", "test_fraction", "seed"),
 }
+SETTINGS = frozenset(key for keys in OPTIONS.values() for key in keys) | {"client"}
+# A setting as an error of one process shows it: its name, then the value as Python writes it.
+SETTING = re.compile(r"(?<![\w.])(\w+)=(\[(?:[^][]|\[[^]]*\])*\]|\([^)]*\)|\{[^}]*\}|'[^']*'|\"[^\"]*\"|[^\s,:;)]+)")
+
+WORD, CONSTANTS = re.compile(r"[^\W\d]\w*"), ("True", "False", "None")  # text without quotes, but for these
 
 
 class DataSettings(TypedDict):
@@ -95,6 +106,19 @@ class SiteDataset:
         arrays = (self.x, list(self.labels)) if self.subjects is None else (self.x, list(self.labels), self.subjects)
         return client_from_arrays(self.name, arrays, classes, division)
 
+    def warnings(self) -> list[str]:
+        """What one process would warn of, as far as this site alone can tell; settings as in its ``site.yaml``."""
+        dataset = self
+        if self.table is not None and self.sums is not None:
+            with suppress(FeddrmError):  # a schema of all sites may be possible where one of this site is not
+                schema = schema_from_sums(merge_sums(list(self.sums), {self.name: self.sums}))
+                dataset = replace(self, x=self.table.samples(schema).x, columns=schema.encoded, schema=schema)
+        client = dataset.client(self.classes)
+        shape = client.train.x.shape[1:]
+        columns = row_columns(dataset.schema, dataset.columns, *shape) if len(shape) == 1 else None
+        warnings = sample_warnings(self.name, [client], self.classes, columns)
+        return [as_in_yaml(warning.removeprefix(f"{self.name}: "), SETTINGS) for warning in warnings]
+
     def client_as_before(self, classes: Sequence[str], samples: int, shape: Sequence[int]) -> Client:
         """The client of a run that has begun; refused if classes, number or shape of samples have changed since."""
         if more := [label for label in self.classes if label not in classes]:
@@ -118,10 +142,43 @@ def read_site_dataset(name: str, data: Mapping[str, Any], base: Path) -> SiteDat
     knows, for trying out; ``client`` is the number of the share. An error names the file with these settings.
     """
     try:
-        return _read(name, data, base)
+        dataset = _read(name, data, base)
+        _check_client(dataset, str(data.get("npz", "")))
     except FeddrmError as error:
         kind = SettingError if isinstance(error, SettingError) else FeddrmError
-        raise kind(f"{base / CONFIG}: data: {error}") from error
+        text = as_in_yaml(str(error), {*SETTINGS, *map(str, data)})
+        raise kind(f"{base / CONFIG}: data: {text}") from error
+    return dataset
+
+
+def _check_client(dataset: SiteDataset, arrays: str) -> None:
+    """Divide the samples once: an error may show their values, and the next to make a client is the answer to a hello.
+
+    Arrays are looked at only then, so an error of theirs gets the name of the file.
+    """
+    try:
+        dataset.client(dataset.classes)
+    except FeddrmError as error:
+        raise type(error)(f"{arrays}: {error}" if arrays else str(error)) from error
+
+
+def as_in_yaml(text: str, settings: Collection[str]) -> str:
+    """The text with these settings as a YAML file has them: 'drop: [id]' for ``drop=['id']``."""
+
+    def written(setting: re.Match[str]) -> str:
+        name, value = setting[1], setting[2]
+        if name not in settings:
+            return setting[0]
+        try:
+            plain = value if WORD.fullmatch(value) and value not in CONSTANTS else ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            return setting[0]
+        plain = list(plain) if isinstance(plain, tuple) else plain
+        line = yaml.safe_dump(plain, default_flow_style=True, width=sys.maxsize, allow_unicode=True)
+        quote = "" if text[: setting.start()].endswith("(") else "'"
+        return f"{quote}{name}: " + line.removesuffix("\n").removesuffix("\n...") + quote
+
+    return SETTING.sub(written, text)
 
 
 def _read(name: str, data: Mapping[str, Any], base: Path) -> SiteDataset:

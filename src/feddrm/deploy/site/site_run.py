@@ -12,7 +12,17 @@ from feddrm.deploy.site.floors import Floors
 from feddrm.deploy.site.private_store import PrivateStore
 from feddrm.deploy.site.site_fit import SiteClient, SiteFit
 from feddrm.deploy.wire.run_spec import RunSpec
-from feddrm.engine import CPU_QUERIES, RoundSchedule, Update, cpu_kernels, first_state, functional, train_client
+from feddrm.engine import (
+    CPU_QUERIES,
+    RoundSchedule,
+    State,
+    Update,
+    cpu_kernels,
+    first_state,
+    functional,
+    train_client,
+)
+from feddrm.engine.rounds import check_mask
 from feddrm.io.run_files import ClientFiles
 from feddrm.methods import Slots, Tensors
 from feddrm.runs.config import SMALL_SIDE, threads_for
@@ -37,8 +47,17 @@ class SiteRun:
         """The private slots after a round; the initial ones after round 0."""
         if after > 0:
             return self.store.load(after, self.device, message)
+        return self._first_state.private[self.participant.number]
+
+    @property
+    def _first_state(self) -> State:
         leaves = {leaf: value.detach() for leaf, value in self.net.named_parameters()}
-        return first_state(self.method, leaves, 1).private[0]
+        return first_state(self.method, leaves, len(self.spec.names))
+
+    def check_method(self) -> None:
+        """Refuse a method that counts places of a batch without a sample, by the site's first sample."""
+        with self._kernels():
+            check_mask(self.schedule, self.forward, self.participant, self._first_state)
 
     def samples_of_round(self, number: int) -> int:
         """How many samples the phase of a round with the fewest steps sees: an upload is a sum of their gradients."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,10 @@ class SiteStatus:
             return
         message = {"kind": header.get("kind"), "run": _run(header), "round": header.get("round"), "time": time.time()}
         self._write(message={**message, "error": error.encode(errors="backslashreplace").decode()}, waiting={})
+
+    def samples(self, warnings: Sequence[str]) -> None:
+        """What the samples should be looked at for. Nothing of it is sent."""
+        self._write(samples=list(warnings))
 
     def answered(self, request: Mapping[str, Any], reply: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
         """Write the event of a message that was answered or refused, with the end of the server's audit trail."""
