@@ -71,6 +71,16 @@ def test_errors_are_one_line_with_an_exit_code(
     assert not list(tmp_path.iterdir())
 
 
+def test_a_folder_of_seeds_is_no_run_to_serve(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "seed-0").mkdir()
+    (tmp_path / "seed-0" / "config.yaml").touch()
+    code, _, err = feddrm(capsys, monkeypatch, "serve", str(tmp_path))
+    assert code == 1
+    assert err == f"feddrm: error: {tmp_path} is no run but holds 1 (seed-0): name one, such as {tmp_path}/seed-0\n"
+
+
 @pytest.mark.parametrize(
     ("reply", "part"),
     [

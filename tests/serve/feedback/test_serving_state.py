@@ -25,6 +25,9 @@ def test_promotions_and_their_undoing(tmp_path: Path) -> None:
     assert state.restored("v") == ServingState(str(x), None, "v")
     assert state.restored("v").restored("w") == ServingState(None, None, "w")
     assert artifact_folder(x) == x
+    (run / "config.yaml").touch()
+    with refused(f"{tmp_path} is no run but holds 1 (run): name one"):
+        artifact_folder(tmp_path)
 
 
 @pytest.mark.parametrize("text", ['{"artifact": 3}', '{"other": "x"}', "[]", "{"])

@@ -9,6 +9,7 @@ from pathlib import Path
 from feddrm.errors import FeddrmError
 from feddrm.io.atomic import write_atomically
 from feddrm.io.run_files import RunFiles
+from feddrm.io.run_reader import refuse_folder_of_runs
 from feddrm.io.text import json_bytes, read_json
 from feddrm.router.artifact import MANIFEST
 
@@ -54,5 +55,6 @@ class ServingState:
 
 def artifact_folder(path: Path) -> Path:
     """The router's folder: the path itself, or ``router`` in it if it is a run's."""
+    refuse_folder_of_runs(path)
     own = RunFiles(path).router
     return own if (own / MANIFEST).is_file() else path
