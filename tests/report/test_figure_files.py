@@ -8,13 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 
 from feddrm.data import Federation, load
 from feddrm.data.summary import dataset_summary
 from feddrm.errors import FeddrmError
 from feddrm.report.federation_figures import federation_figure
-from feddrm.report.figure_files import check_figure_path, save_figure
+from feddrm.report.figure_files import FORMATS, check_figure_path, figure_bytes, save_figure
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
@@ -26,6 +27,17 @@ def test_a_file_is_written_in_every_format(suffix: str, tmp_path: Path) -> None:
     if suffix == "png":
         with Image.open(path) as picture:
             assert min(picture.size) > 400
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_the_same_figure_gives_the_same_bytes_at_another_time(suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def drawn(time: str) -> bytes:
+        monkeypatch.setenv("SOURCE_DATE_EPOCH", time)  # matplotlib's clock
+        figure = Figure()
+        figure.subplots().plot([1, 3, 2])
+        return figure_bytes(figure, Path(f"a{suffix}"))
+
+    assert drawn("0") == drawn("1000000000")
 
 
 def test_paths_that_cannot_be_written_are_refused(tmp_path: Path) -> None:

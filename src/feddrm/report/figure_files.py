@@ -47,12 +47,14 @@ def figure_bytes(figure: Figure, path: Path) -> bytes:
         "svg.fonttype": "none",  # the reader's fonts draw the letters
         "pdf.fonttype": 42,
     }
+    kind = path.suffix[1:].lower()
+    date = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)  # no date either
     with matplotlib.rc_context(style), warnings.catch_warnings(record=True) as caught:
         warnings.filterwarnings("always", message="Glyph .* missing from")
         for text in figure.findobj(Text):
             text.set_fontfamily(_font_families())
-        figure.savefig(out, format=path.suffix[1:].lower(), dpi=150)
-    if path.suffix.lower() != ".svg" and any("missing from" in str(warning.message) for warning in caught):
+        figure.savefig(out, format=kind, dpi=150, metadata=date)
+    if kind != "svg" and any("missing from" in str(warning.message) for warning in caught):
         print(
             f"feddrm: warning: {path} shows boxes for letters that no font here has: "
             "install one that has them (say, Noto Sans CJK), or write .svg",
