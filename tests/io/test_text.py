@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from feddrm.io.text import (
+    as_in_yaml,
     json_bytes,
     json_line,
     parse_float,
@@ -247,3 +248,9 @@ def test_a_path_that_is_no_utf8_comes_back_from_json() -> None:
     for content in (json_bytes({"path": path}), json_line({"path": path})):
         assert b"malm\xc3\xb6" in content
         assert json.loads(content) == {"path": path}
+
+
+def test_settings_are_shown_as_a_yaml_file_has_them() -> None:
+    text = "size=(8, 9), drop=['a b', '5'] (subject='p') or schema=auto: x=3, aseed=1, seed=True"
+    shown = "'size: [8, 9]', drop: [a b, '5'] (subject: p) or 'schema: auto': x=3, aseed=1, 'seed: true'"
+    assert as_in_yaml(text, {"size", "drop", "subject", "schema", "seed"}) == shown

@@ -33,7 +33,9 @@ class Privacy:
     def check(self, method: Method | None = None) -> None:
         """Refuse settings that would promise nothing."""
         if not (0 < self.clip < math.inf and 0 < self.noise < math.inf and 0 < self.delta < 1):
-            raise SettingError(f"clip={self.clip}, noise={self.noise}, delta={self.delta}: give positive numbers")
+            raise SettingError(
+                f"clip={self.clip}, noise={self.noise}, delta={self.delta}: give positive numbers, delta below 1"
+            )
         if method is not None and method.extras():
             raise SettingError(
                 f"{method.name} sends {', '.join(method.extras())} beside its leaves, and noise on leaves does "

@@ -6,12 +6,14 @@ user can do.
 
 from __future__ import annotations
 
+import ast
 import csv
 import itertools
 import json
 import re
+import sys
 import unicodedata
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,9 @@ SEPARATORS = (",", ";", "\t", "|")
 SEPARATOR_LINE = re.compile(r"sep=(.)\s*", re.IGNORECASE)  # a first line by which Excel knows the separator
 QUOTED = re.compile(r'"[^"]*("|$)')
 WHOLE_NUMBER = re.compile(r"([+-]?\d{1,300})(\.0*)?")  # int refuses thousands of digits
+# A setting as errors show it: its name, then the value as Python writes it. A word without quotes is text.
+SETTING = re.compile(r"(?<![\w.])(\w+)=(\[(?:[^][]|\[[^]]*\])*\]|\([^)]*\)|\{[^}]*\}|'[^']*'|\"[^\"]*\"|[^\s,:;)]+)")
+WORD, CONSTANTS = re.compile(r"[^\W\d]\w*"), ("True", "False", "None")
 
 
 def broken(path: Path, why: str, remedy: str) -> FeddrmError:
@@ -197,3 +202,25 @@ def yaml_bytes(value: Mapping[str, Any]) -> bytes:
     import yaml
 
     return yaml.safe_dump(dict(value), sort_keys=False, allow_unicode=True).encode()
+
+
+def as_in_yaml(text: str, settings: Collection[str]) -> str:
+    """The text with these settings as a YAML file has them: 'drop: [id]' for ``drop=['id']``."""
+
+    import yaml
+
+    def written(setting: re.Match[str]) -> str:
+        name, value = setting[1], setting[2]
+        if name not in settings:
+            return setting[0]
+        try:
+            plain = value if WORD.fullmatch(value) and value not in CONSTANTS else ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            return setting[0]
+        plain = list(plain) if isinstance(plain, tuple) else plain
+        line = yaml.safe_dump(plain, default_flow_style=True, width=sys.maxsize, allow_unicode=True)
+        line = line.removesuffix("\n").removesuffix("\n...")
+        quote = "" if "'" in line or text[: setting.start()].endswith("(") else "'"
+        return f"{quote}{name}: {line}{quote}"
+
+    return SETTING.sub(written, text)

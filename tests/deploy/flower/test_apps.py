@@ -165,3 +165,12 @@ def test_a_member_without_a_key_is_named_before_anything_is_trained(deployed: Ma
     (deployment.folder / "server" / "keys" / "lima.pub").unlink()
     with refused("lima.pub is missing", "remove-site"):
         apps.run_over_grid(deployment.folder / "server", None)  # type: ignore[arg-type]
+
+
+def test_a_site_that_cannot_be_read_again_tells_the_server_no_folder(deployed: Make) -> None:
+    deployment = deployed(router=False)
+    (deployment.site_folder("lima") / "site.yaml").write_text("name: lima\n")
+    deployment.restart_sites()
+    with refused("site.yaml: 'server' is missing") as caught:
+        deployment.server().go()
+    assert str(deployment.folder) not in str(caught.value)

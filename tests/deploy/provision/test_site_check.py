@@ -73,6 +73,7 @@ def test_a_sound_site(site: Path) -> None:
     assert findings["samples"].text.startswith("28 training and 12 test samples of 2 float32")
     assert findings["classes"].text == "2: sick (20), well (20)"
     assert findings["columns"].text == "2: age (0 to 19.5), dose (0 to 39)"
+    assert findings["key"].text.endswith(": the server must have the same one as keys/oslo.pub")
     assert "nothing listens there" in findings["server"].text
     assert not (site / "status.json").exists(), "it changes nothing"
 

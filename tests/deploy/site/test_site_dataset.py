@@ -20,7 +20,7 @@ from feddrm.deploy.flower.apps import site_at
 from feddrm.deploy.provision.project import make_project
 from feddrm.deploy.server.federation_settings import FederationSettings
 from feddrm.deploy.site.site import Site
-from feddrm.deploy.site.site_dataset import as_in_yaml, read_site_dataset, sorted_classes
+from feddrm.deploy.site.site_dataset import read_site_dataset, sorted_classes
 from feddrm.deploy.wire.messages import Message, unpack
 from feddrm.errors import FeddrmError
 from feddrm.predictor.query_files import read_queries
@@ -241,12 +241,6 @@ def test_values_that_cannot_be_used_are_refused_before_a_message_is_answered(
     np.savez(tmp_path / "own.npz", x=x, y=np.arange(20) % 2)
     with refused(f"site.yaml: data: {complaint}"):
         read_site_dataset("oslo", {"npz": "own.npz"}, tmp_path)
-
-
-def test_settings_are_shown_as_the_file_has_them() -> None:
-    text = "size=(8, 9), drop=['a b', '5'] (subject='p') or schema=auto: x=3, aseed=1, seed=True"
-    shown = "'size: [8, 9]', 'drop: [a b, '5']' (subject: p) or 'schema: auto': x=3, aseed=1, 'seed: true'"
-    assert as_in_yaml(text, {"size", "drop", "subject", "schema", "seed"}) == shown
 
 
 @pytest.mark.parametrize("damage", ["cut off", "half", "flipped", "empty", "npy", "text"])

@@ -76,9 +76,9 @@ def test_a_site_that_demands_privacy_sends_no_sums_of_its_columns(deployed: Make
 @pytest.mark.parametrize(
     ("settings", "parts"),
     [
-        ({"floors": {"per_sum": 0}}, ["floors: per_sum=0", "1 or more"]),
-        ({"floors": {"per_class": True}}, ["floors: per_class=True"]),
-        ({"floors": {"per_sum": 2.5}}, ["floors: per_sum=2.5"]),
+        ({"floors": {"per_sum": 0}}, ["floors: 'per_sum: 0'", "1 or more"]),
+        ({"floors": {"per_class": True}}, ["floors: 'per_class: true'"]),
+        ({"floors": {"per_sum": 2.5}}, ["floors: 'per_sum: 2.5'"]),
         ({"floors": {"sum": 5}}, ["floors:", "'sum'", "per_class: 5, per_sum: 20"]),
         ({"floors": 5}, ["floors:", "per_class: 5, per_sum: 20"]),
         ({"floors": {"per_sum": 5}, "share": {"features": True}}, ["single samples' features", "remove it, or floors"]),
@@ -96,9 +96,9 @@ def test_a_site_has_no_floors_by_default(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"fewest_sites": 2}, "fewest_sites=2: give a whole number from 3 up"),
-        ({"fewest_sites": "many"}, "fewest_sites='many'"),
-        ({"require_secure_aggregation": "perhaps"}, "require_secure_aggregation='perhaps': give true or false"),
+        ({"fewest_sites": 2}, "'fewest_sites: 2': give a whole number from 3 up"),
+        ({"fewest_sites": "many"}, "'fewest_sites: many'"),
+        ({"require_secure_aggregation": "perhaps"}, "'require_secure_aggregation: perhaps': give true or false"),
         (
             {"require_secure_aggregation": True, "data": {"csv": "a.csv", "label": "y", "schema": "auto"}},
             "'schema: auto' sends sums of this site alone",
@@ -130,21 +130,23 @@ def test_values_get_the_types_of_their_settings(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"insecure": "perhaps"}, "insecure='perhaps': give true or false"),
-        ({"insecure": None}, "insecure=None: give true or false"),
-        ({"poll_seconds": "fast"}, "poll_seconds='fast': give a number"),
-        ({"poll_seconds": None}, "poll_seconds=None: give a number"),
-        ({"poll_seconds": float("inf")}, "poll_seconds=inf: give seconds above zero"),
-        ({"device": ["a"]}, "device=['a']: give text"),
-        ({"server": ["a"]}, "server=['a']: give text"),
+        ({"insecure": "perhaps"}, "'insecure: perhaps': give true or false"),
+        ({"insecure": None}, "'insecure: null': give true or false"),
+        ({"poll_seconds": "fast"}, "'poll_seconds: fast': give a number"),
+        ({"poll_seconds": None}, "'poll_seconds: null': give a number"),
+        ({"poll_seconds": float("inf")}, "'poll_seconds: inf': give seconds above zero"),
+        ({"device": ["a"]}, "'device: [a]': give text"),
+        ({"server": ["a"]}, "'server: [a]': give text"),
         *(
-            ({"server": server}, f"server={server!r}: give host and port, as in server.example.org:8000")
+            ({"server": server}, f"'server: {server}': give host and port, as in server.example.org:8000")
             for server in ("server.example.org", ":8000", "a:99999", "https://a:8000")
         ),
+        ({"privacy": {"clip": 1, "noise": 3, "delta": 2}}, "'delta: 2.0': give positive numbers, delta below 1"),
+        ({"floors": {"per_sum": 0}}, "floors: 'per_sum: 0': give a number of samples, 1 or more"),
         ({"privacy": {"clip": 1}}, "privacy: 'noise' is missing (as in 'privacy: {clip: 1, noise: 3}')"),
         ({"share": 5}, "share: 5: give settings (as in 'share: {metrics: false}')"),
         ({"privacy": ["clip"]}, "as in 'privacy: {clip: 1, noise: 3}'"),
-        ({"name": True}, "name=True: give text"),
+        ({"name": True}, "'name: true': give text"),
         ({"name": "../x"}, "name '../x' cannot name a folder: use letters"),
         ({"name": ".."}, "name '..' cannot name a folder"),
         ({"name": "Server"}, "'Server' cannot name a site"),

@@ -21,6 +21,7 @@ from feddrm.deploy.server.federation_settings import FederationSettings
 from feddrm.deploy.server.site_keys import KEYS, NODES, read_site_keys
 from feddrm.deploy.server.status import ServerStatus
 from feddrm.deploy.site.site import Site
+from feddrm.deploy.site.without_places import without_places
 from feddrm.deploy.wire.channel import Channel, Refusal
 from feddrm.deploy.wire.key_files import load_private_key
 from feddrm.errors import FeddrmError
@@ -75,7 +76,12 @@ def query(message: Message, context: Context) -> Message:
 
 
 def _answer(message: Message, context: Context) -> Message:
-    site = site_at(str(context.node_config["site"]))
+    folder = str(context.node_config["site"])
+    try:
+        site = site_at(folder)
+    except FeddrmError as error:  # the reason goes to the server
+        log.error("%s", error)
+        raise FeddrmError(without_places(str(error), Path(folder))) from error
     return Message(wrap(site.handle(unwrap(message.content))), reply_to=message)
 
 

@@ -42,7 +42,7 @@ def check_site(folder: Path) -> list[Finding]:
         "folder": lambda: check_folder(folder, places, _private_files(folder)),
         "disk": lambda: check_disk(folder),
         "versions": lambda: check_versions(folder),
-        "key": lambda: _key(folder),
+        "key": lambda: _key(folder, settings.name),
         "certificate": lambda: () if settings.insecure else [site_certificate(folder)],
         "proxy": check_loopback,
         "server": lambda: _server(folder, settings),
@@ -114,14 +114,14 @@ def _private_files(folder: Path) -> list[Path]:
     return [folder / KEY, folder / "secret", *folder.glob("runs/*/*"), *kept]
 
 
-def _key(folder: Path) -> Iterator[Finding]:
+def _key(folder: Path, name: str) -> Iterator[Finding]:
     if not (folder / KEY).exists():
         raise FeddrmError(f"there is no {KEY}: make it with 'feddrm deploy keygen {folder}'")
     public = load_private_key(folder / KEY).public_key()
     stored = folder / "node.pub"
     if stored.exists() and load_public_key(stored) != public:
         raise FeddrmError(f"{stored} is not the public half of {KEY}: write it anew with 'ssh-keygen -y -f {KEY}'")
-    yield Finding("key", OK, f"{fingerprint(public)}: the server must have the same one as keys/NAME.pub")
+    yield Finding("key", OK, f"{fingerprint(public)}: the server must have the same one as keys/{name}.pub")
     yield Finding("server's key", OK, f"{fingerprint(load_public_key(folder / SERVER_KEY))}: as keys/server.pub there")
 
 

@@ -40,7 +40,8 @@ SITE_PAGE = """# {name}: what your IT department needs to know
        python3 -m venv venv && venv/bin/pip install './{wheel}[deploy]'
 
 3. **Make your key**, if `node.key` is not in this folder: `venv/bin/python -m feddrm deploy keygen .` The private key
-   stays here. Send `node.pub` to the coordinator, who adds it with `feddrm deploy add-site`.
+   stays here. Send `node.pub` to the coordinator, who adds it with `feddrm deploy add-site`. Compare the fingerprint
+   that the command prints with the coordinator's, by telephone.
 4. **Name your data** in `site.yaml` (the file has examples). The data stay where they are. They must not change
    while a run lasts: after a restart with changed data, the site takes no further part until the old data are back.
    `venv/bin/python -m feddrm deploy check .` reads them, and checks folder, disk, versions, key, certificate, the way
@@ -48,18 +49,20 @@ SITE_PAGE = """# {name}: what your IT department needs to know
 5. **Start** `./start.sh`, best as a service (`feddrm-site.service`, see below). You may stop or kill it at any time,
    and the connection may fail: the federation continues without the site until it is back.
    `venv/bin/python -m feddrm deploy status .` says whether the site is connected, what the server asked last, and
-   whom it waits for. The logs are `feddrm.log`, `flower.log` and `events.jsonl` (what was asked and answered, in
-   figures); each file begins anew at 5 MiB, and three older ones are kept.
+   whom it waits for, and what your samples should be looked at for. The logs are `feddrm.log`, `flower.log` and
+   `events.jsonl` (what was asked and answered, in figures); each file begins anew at 5 MiB, and three older ones are
+   kept.
 6. **What leaves the site:** the number of training samples, their form and the class names; with `schema: auto`
    also sums of a table's columns and the different texts in them; the model parameters that the method shares; in
    every round the training loss and two counts (test samples, and how many of them were right); at the end, counts
    and sums of the answers to its test samples, unless `site.yaml` says `share: {{metrics: false}}`; for the router,
-   sums over samples. Features of single samples leave it only with `share: {{features: true}}`. Raw data, labels and
-   the private part do not leave it. With `privacy:` in `site.yaml`, the parameters leave with noise added, whatever
-   the server asks for, and losses, counts and sums do not leave at all. With `floors:` no sum over fewer samples
-   leaves, whatever the server asks for. In a run with secure aggregation they leave masked: the server learns sums
-   over at least three sites; `require_secure_aggregation: true` demands that. Compare the fingerprints of the other
-   sites' keys in `keys/` with these sites by telephone (docs/deploy_privacy.md).
+   sums over samples; of a method from a plugin, whether it counts places without a sample (yes or no). Features of
+   single samples leave it only with `share: {{features: true}}`. Raw data, labels and the private part do not leave it.
+   With `privacy:` in `site.yaml`, the parameters leave with noise added, whatever the server asks for, and losses,
+   counts and sums do not leave at all. With `floors:` no sum over fewer samples leaves, whatever the server asks for.
+   In a run with secure aggregation they leave masked: the server learns sums over at least three sites;
+   `require_secure_aggregation: true` demands that. Compare the fingerprints of the other sites' keys in `keys/` with
+   these sites by telephone (docs/deploy_privacy.md).
 7. **What stays:** `runs/` and `clients/{name}/` in this folder hold the private part. Back them up, and also
    `uploads.json`, which counts what differential privacy has cost.
    Only their owner can read the private part, `node.key` and `secret`. Do not copy `node.key` and `secret`.

@@ -74,7 +74,9 @@ def _with_common_schema(hellos: Hellos) -> Hellos:
         if name not in sums:
             raise FeddrmError(f"{first} has 'schema: {AUTO}', {name} has not: write it in every site.yaml, or in none")
         if difference := sorted(set(sums[name]) ^ set(columns)):
-            raise FeddrmError(f"{name} and {first} differ in column '{difference[0]}': bring all sites to one form")
+            column = difference[0]
+            having, lacking = (name, first) if column in sums[name] else (first, name)
+            raise FeddrmError(f"{having} has column '{column}', {lacking} has not: bring all sites to one form")
     told = {name: {c: ColumnSums.load(values) for c, values in own.items()} for name, own in sums.items()}
     schema = schema_from_sums(merge_sums(list(columns), told))
     common = {"schema": schema.as_dict(), "columns": list(schema.encoded), "shape": [len(schema.encoded)]}

@@ -98,9 +98,9 @@ class Training:
         replies = self.channel.ask(
             requests, self.settings.deadline, lambda _, reply: Message(check_header(reply.header, "unmasked"), {})
         )
-        if found := [name for name, reply in replies.items() if reply.header["unmasked"]]:
+        if refusing := [name for name in names if name in replies and replies[name].header["unmasked"]]:
             text = UNMASKED.format(name=self.method.name)
-            raise UnmaskedError(f"{text} (tried at {found[0]}); then choose another 'run'")
+            raise UnmaskedError(f"{text} (tried at {', '.join(refusing)}); then choose another 'run'")
         return bool(replies)
 
     def next_round(self, state: ServerState) -> ServerState | None:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import ast
-import re
-import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
 import numpy as np
-import yaml
 
 from feddrm.data import Client, Federation, load
 from feddrm.data.sample_warnings import row_columns, sample_warnings
@@ -26,6 +22,7 @@ from feddrm.data.sources.table_rows import RawTable, Roles, read_raw_table
 from feddrm.deploy.rotating_log import log
 from feddrm.deploy.site.site_status import CONFIG
 from feddrm.errors import FeddrmError, SettingError, short_list
+from feddrm.io.text import as_in_yaml
 from feddrm.registry import nearest
 from feddrm.tables.column_sums import ColumnSums, check_levels, merge_sums, schema_from_sums
 from feddrm.tables.table_schema import TableSchema
@@ -41,10 +38,6 @@ OPTIONS = {
     "npz": ("npz", "test_fraction", "seed"),
 }
 SETTINGS = frozenset(key for keys in OPTIONS.values() for key in keys) | {"client"}
-# A setting as an error of one process shows it: its name, then the value as Python writes it.
-SETTING = re.compile(r"(?<![\w.])(\w+)=(\[(?:[^][]|\[[^]]*\])*\]|\([^)]*\)|\{[^}]*\}|'[^']*'|\"[^\"]*\"|[^\s,:;)]+)")
-
-WORD, CONSTANTS = re.compile(r"[^\W\d]\w*"), ("True", "False", "None")  # text without quotes, but for these
 
 
 class DataSettings(TypedDict):
@@ -160,25 +153,6 @@ def _check_client(dataset: SiteDataset, arrays: str) -> None:
         dataset.client(dataset.classes)
     except FeddrmError as error:
         raise type(error)(f"{arrays}: {error}" if arrays else str(error)) from error
-
-
-def as_in_yaml(text: str, settings: Collection[str]) -> str:
-    """The text with these settings as a YAML file has them: 'drop: [id]' for ``drop=['id']``."""
-
-    def written(setting: re.Match[str]) -> str:
-        name, value = setting[1], setting[2]
-        if name not in settings:
-            return setting[0]
-        try:
-            plain = value if WORD.fullmatch(value) and value not in CONSTANTS else ast.literal_eval(value)
-        except (ValueError, SyntaxError):
-            return setting[0]
-        plain = list(plain) if isinstance(plain, tuple) else plain
-        line = yaml.safe_dump(plain, default_flow_style=True, width=sys.maxsize, allow_unicode=True)
-        quote = "" if text[: setting.start()].endswith("(") else "'"
-        return f"{quote}{name}: " + line.removesuffix("\n").removesuffix("\n...") + quote
-
-    return SETTING.sub(written, text)
 
 
 def _read(name: str, data: Mapping[str, Any], base: Path) -> SiteDataset:

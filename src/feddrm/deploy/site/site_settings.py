@@ -17,7 +17,7 @@ from feddrm.deploy.site.site_status import CONFIG
 from feddrm.deploy.wire.masks import FEWEST_SITES
 from feddrm.deploy.wire.run_spec import check_site_name
 from feddrm.errors import FeddrmError, SettingError
-from feddrm.io.text import read_config
+from feddrm.io.text import as_in_yaml, read_config
 from feddrm.registry import known_fields
 
 HOST = re.compile(r"[A-Za-z0-9.-]+")
@@ -79,7 +79,8 @@ class SiteSettings:
             settings = cls(**known_fields(cls, values, "site"))
             settings.check()
         except FeddrmError as error:
-            raise SettingError(f"{path}: {error}") from error
+            known = {f.name for kind in (cls, PrivacyDemand, Sharing, Floors) for f in fields(kind)}
+            raise SettingError(f"{path}: {as_in_yaml(str(error), known)}") from error
         return settings
 
     def check(self) -> None:

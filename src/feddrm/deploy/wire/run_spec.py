@@ -127,7 +127,7 @@ def check_site_name(name: str) -> None:
     check_client_name("name", name)
     # 'server' names a folder and a key already.
     if name.casefold() == "server" or any(c in FORBIDDEN for c in name):
-        raise SettingError(f"client {name!r} cannot name a site: use letters, digits, '-' or '_', not 'server'")
+        raise SettingError(f"name: client {name!r} cannot name a site: use letters, digits, '-' or '_', not 'server'")
 
 
 def blank_client(name: str, shape: Sequence[int], dtype: str) -> Client:
