@@ -344,7 +344,8 @@ class Router:
         without their correlations, where these are known.
 
         It has no unit: ``calibration.unlike_above`` says what is too large. It notices what lies far outside of all
-        data, a blank page for instance. Of a table it also notices usual values that do not go together.
+        data. Of a table it also notices usual values that do not go together; of a picture it misses noise, which the
+        roughness shows (:meth:`route`).
         """
         return self._strangeness(self._centred(features))
 

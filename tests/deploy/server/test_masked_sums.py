@@ -80,11 +80,7 @@ def test_model_router_and_metrics_are_those_of_a_run_without_it_and_the_server_s
     torch.testing.assert_close(new.bias, old.bias, rtol=0, atol=1e-5)
     assert new.calibration.temperature == pytest.approx(old.calibration.temperature, rel=1e-5)
     assert 1 - 1e-5 <= new.calibration.unlike_above / old.calibration.unlike_above < 1.02
-    wide, narrow = new.calibration.roughness, old.calibration.roughness
-    assert wide is not None
-    assert narrow is not None
-    assert 1 - 1e-5 <= wide.most / narrow.most < 1.02
-    assert 1 - 1e-5 <= narrow.least / wide.least < 1.02
+    assert new.calibration.roughness is old.calibration.roughness is None, "rows of a table have none"
     before, after = (summary(one)["metrics"]["own"] for one in (plain, masked))
     assert after["worst_client"] is None
     for name in ("accuracy", "balanced_accuracy", "macro_f1", "auroc"):
