@@ -30,6 +30,7 @@ from feddrm.moments.score_test import SampleMoments
 from feddrm.plugins import require_plugins, used_plugins, without_folders
 from feddrm.router.features.base import Recipe
 from feddrm.router.features.decorrelated_inputs import DecorrelatedInputs
+from feddrm.router.features.roughness import RoughnessRange
 from feddrm.router.policy import Calibration
 from feddrm.router.router import Router
 from feddrm.router.solver.problem import Scaler
@@ -102,6 +103,7 @@ def make_artifact(
     }
     calibration = asdict(router.calibration)
     del calibration["reference"]  # among the tensors
+    roughness = calibration.pop("roughness")  # where versions that do not know it do not look
     if calibration["unlike_above"] == float("inf"):
         calibration["unlike_above"] = None  # JSON has no infinity
     client_head = None if router.net is None else router.net.client_head
@@ -124,6 +126,7 @@ def make_artifact(
             else {"crops": router.query_views.crops, "mirrors": router.query_views.mirrors},
         },
         "calibration": calibration,
+        **({} if roughness is None else {"roughness": roughness}),
         "notes": dict(notes or {}),
         "files": {name: {"sha256": _digest(content), "bytes": len(content)} for name, content in files.items()},
     }
@@ -200,7 +203,9 @@ def _load(folder: Path) -> Router:
             weight=tensors["weight"],
             bias=tensors["bias"],
             log_prior=tensors["log_prior"],
-            calibration=Calibration(**calibration, reference=_reference(tensors)),
+            calibration=Calibration(
+                **calibration, reference=_reference(tensors), roughness=_roughness(manifest.get("roughness"))
+            ),
             net=_network(manifest, folder) if recipe.needs else None,
             leaves=leaves,
             shape=tuple(manifest["input"]["shape"]),
@@ -243,6 +248,10 @@ def _reference(tensors: Mapping[str, Tensor]) -> SampleMoments | None:
         return None
     count, mean, covariance = (tensors[name].numpy() for name in REFERENCE)
     return SampleMoments(int(count[0]), mean, covariance)
+
+
+def _roughness(known: Mapping[str, Any] | None) -> RoughnessRange | None:
+    return None if known is None else RoughnessRange(float(known["least"]), float(known["most"]))
 
 
 def _decorrelated(tensors: Mapping[str, Tensor], folder: Path) -> DecorrelatedInputs | None:

@@ -17,6 +17,7 @@ from torch import Tensor
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.evaluation.answer_metrics import calibration_bins
 from feddrm.moments.score_test import SampleMoments
+from feddrm.router.features.roughness import RoughnessRange
 from feddrm.router.solver.client_statistics import ClientSums
 from feddrm.rules import RULES as RULES
 from feddrm.rules import Evidence, Posterior, Rule
@@ -95,7 +96,8 @@ class Calibration:
     client in the set. Samples whose strangeness exceeds ``unlike_above`` are unlike all training data. Drift is
     measured against ``reference``; it is None in older routers, deployed ones, and where training crops at random.
     ``tested`` says that thresholds and reference come from test samples; those of older routers come from training
-    samples.
+    samples. Pictures whose ``roughness`` is outside this range are unlike all training pictures; None for tables and in
+    older routers.
     """
 
     temperature: float = 1.0
@@ -104,6 +106,7 @@ class Calibration:
     unlike_above: float = float("inf")
     reference: SampleMoments | None = None
     tested: bool = False
+    roughness: RoughnessRange | None = None
 
     def threshold(self, rule: str, coverage: float) -> float:
         """The confidence that this fraction of the samples reaches."""

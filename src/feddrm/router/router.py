@@ -31,6 +31,7 @@ from feddrm.router.decisions.explanation import Explanation, LinearScores, expla
 from feddrm.router.decisions.term_names import TermNames
 from feddrm.router.features.base import Recipe, extract, part_widths
 from feddrm.router.features.decorrelated_inputs import DecorrelatedInputs
+from feddrm.router.features.roughness import roughness
 from feddrm.router.policy import Calibration, leaders, log_pooled_density
 from feddrm.router.row_checks import RowChecks
 from feddrm.router.solver.client_statistics import logits_at
@@ -208,14 +209,17 @@ class Router:
 
         ``x`` is a tensor, an array, a list or a data frame, whose columns are taken by name. Images are whole numbers
         0..255, or floats as the network takes them. ``views`` averages the features over so many crops and mirror
-        images of each. Values of a table's row that cannot be are flagged, and the decision about the row abstains.
+        images of each. Values of a table's row that cannot be are flagged, and the decision about the row abstains. So
+        does that about a picture that is far rougher or smoother than all training pictures.
         """
         x = self.inputs(x)
         return self.route_inputs(x, self.features(x, views), **options)
 
     def route_inputs(self, inputs: Tensor, features: Tensor, **options: Any) -> Decision:
         """Decide for network inputs whose features are known, as :meth:`route` does."""
-        decision = self.route_features(features, **options)
+        decision, known = self.route_features(features, **options), self.calibration.roughness
+        if known is not None:
+            decision = decision.of_pictures(known.sides(roughness(inputs)))
         return decision if self.row_checks is None else decision.flagged(self.row_checks(inputs))
 
     @cached_property
@@ -340,7 +344,8 @@ class Router:
         without their correlations, where these are known.
 
         It has no unit: ``calibration.unlike_above`` says what is too large. It notices what lies far outside of all
-        data, a blank page for instance. Of a table it also notices usual values that do not go together.
+        data. Of a table it also notices usual values that do not go together; of a picture it misses noise, which the
+        roughness shows (:meth:`route`).
         """
         return self._strangeness(self._centred(features))
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 STRANGE = "unlike the training data"
+ROUGHER, SMOOTHER = (f"far {side} than all training pictures" for side in ("rougher", "smoother"))
 FEW, LEAST = 4, 0.005  # terms in a sentence, and the least share of the others that it mentions
 
 

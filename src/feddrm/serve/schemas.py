@@ -158,7 +158,7 @@ class WhyTerm(TermOf):
 class UnlikeTerm(TermOf):
     """What makes a sample unlike the training data."""
 
-    share: float = Field(description="of the strangeness")
+    share: float = Field(description="of the strangeness; 1 where the roughness of a picture is the reason")
 
 
 class Why(BaseModel):

@@ -14,6 +14,7 @@ from feddrm.deploy.provision.members import remove_site
 from feddrm.deploy.server.federation_server import Server
 from feddrm.deploy.server.training import ServerState, Training
 from feddrm.deploy.site.private_store import PrivateStore
+from feddrm.deploy.wire.largest_value import STEPS
 from feddrm.deploy.wire.masks import MASKED
 from feddrm.deploy.wire.messages import Message, unpack
 from feddrm.report.run_record import RunRecord
@@ -43,9 +44,9 @@ def initial_state(deployment: Deployed) -> ServerState:
     return one_training(deployment.server()).initial_state()
 
 
-def both_ways(deployed: Make, **settings: Any) -> tuple[Deployed, Deployed, DirectTransport]:
+def both_ways(deployed: Make, few: bool = True, **settings: Any) -> tuple[Deployed, Deployed, DirectTransport]:
     """A run without secure aggregation and one with it, of the same sites, and the messages of the latter."""
-    plain = deployed(few=True, **settings)
+    plain = deployed(few=few, **settings)
     plain.server().go()
     (plain.folder / "server" / "runs" / "first").rename(plain.folder / "server" / "runs" / "plain")
     masked = Deployed(plain.folder, plain.settings.__class__(**{**vars(plain.settings), "secure_aggregation": True}))
@@ -80,6 +81,7 @@ def test_model_router_and_metrics_are_those_of_a_run_without_it_and_the_server_s
     torch.testing.assert_close(new.bias, old.bias, rtol=0, atol=1e-5)
     assert new.calibration.temperature == pytest.approx(old.calibration.temperature, rel=1e-5)
     assert 1 - 1e-5 <= new.calibration.unlike_above / old.calibration.unlike_above < 1.02
+    assert new.calibration.roughness is old.calibration.roughness is None, "rows of a table have none"
     before, after = (summary(one)["metrics"]["own"] for one in (plain, masked))
     assert after["worst_client"] is None
     for name in ("accuracy", "balanced_accuracy", "macro_f1", "auroc"):
@@ -93,6 +95,15 @@ def test_model_router_and_metrics_are_those_of_a_run_without_it_and_the_server_s
     told = {field for reply in replies for field in reply.header} - {"from", "answers", "seconds"}
     hello = set(replies[0].header)
     assert told - hello == {"mask_key", "sent_round", "sent_for", "round", "step", "metrics"}
+
+
+def test_the_range_of_roughness_is_at_most_a_bin_wider(deployed: Make) -> None:
+    plain, masked, _ = both_ways(deployed, few=False, routing=QUICK_ROUTING, training={"rounds": 1})
+    narrow, wide = (load_router(one.run / "router").calibration.roughness for one in (plain, masked))
+    assert narrow is not None
+    assert wide is not None
+    assert 1 <= wide.most / narrow.most < 2 ** (1 / STEPS)
+    assert 1 <= narrow.least / wide.least < 2 ** (1 / STEPS)
 
 
 def test_one_round_is_the_weighted_mean_to_the_fixed_point_bound(deployed: Make) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import astuple, replace
 from typing import Any
 
 import pytest
@@ -85,6 +85,7 @@ def test_features_ridge_and_router_are_those_of_one_process(deployed: Make) -> N
     mine, theirs = here.router.calibration, router.calibration
     assert theirs.temperature == pytest.approx(mine.temperature, rel=1e-6)
     assert theirs.unlike_above == pytest.approx(mine.unlike_above, rel=1e-6)
+    assert astuple(theirs.roughness) == pytest.approx(astuple(mine.roughness), rel=1e-6)
     for rule, percentiles in mine.confidence.items():
         for a, b in zip(theirs.confidence[rule], percentiles, strict=True):
             assert abs(a - b) < 2e-3
@@ -213,6 +214,7 @@ def test_both_cohorts_answer_every_question_alike(deployed: Make, target: Target
     if confidences:
         expected, found = confidences
         assert found.strangest == pytest.approx(expected.strangest, rel=1e-5)
+        assert found.roughness == expected.roughness
         for rule in RULES:
             for values, bins in (
                 (expected.top[rule], found.top[rule]),

@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from feddrm.deploy.site.site_fit import BINS, ROWS, SCALES, STRANGE_STEPS
+from feddrm.deploy.site.site_fit import BINS, ROWS, SCALES
+from feddrm.deploy.wire.largest_value import read_largest
 from feddrm.deploy.wire.messages import Message
 from feddrm.errors import FeddrmError
 from feddrm.methods import Tensors
@@ -24,6 +25,7 @@ from feddrm.moments import Moments
 from feddrm.router import Recipe, RouterSettings
 from feddrm.router.features.decorrelated_inputs import DecorrelatedInputs
 from feddrm.router.features.design_matrix import DesignMatrix
+from feddrm.router.features.roughness import RoughnessRange
 from feddrm.router.fit.cohort import Confidence, Facts, FitRequest, HeldOutHeads, HeldOutRouter, Job, Judged, Trunk
 from feddrm.router.fit.feature_blocks import MemberMoments
 from feddrm.router.fit.head_problems import STRENGTHS
@@ -246,8 +248,9 @@ class RemoteHeldOut:
         if inputs is not None:
             tensors |= {"inputs/places": inputs.places, "inputs/matrix": inputs.matrix}
         answers = self.cohort.everybody(header, tensors)
-        strangest = max(_strangest(answer["strange"]) for answer in answers)
-        counts = add([{key: value for key, value in answer.items() if key != "strange"} for answer in answers])
+        names = [name for name in ("strange", "rough", "smooth") if name in answers[0]]
+        strangest, *rough = (max(read_largest(answer[name]) for answer in answers) for name in names)
+        counts = add([{key: value for key, value in answer.items() if key not in names} for answer in answers])
 
         def weights(key: str) -> Tensor:
             # The lower edge of a bin: thresholds that promise coverage may only err towards larger sets.
@@ -255,7 +258,7 @@ class RemoteHeldOut:
 
         top = {rule: weights(f"{rule}/top") for rule in RULES}
         own = {rule: weights(f"{rule}/own").clamp(min=math.ulp(0.0)).log() for rule in RULES}
-        return Confidence(top, own, strangest)
+        return Confidence(top, own, strangest, roughness=RoughnessRange(1 / rough[1], rough[0]) if rough else None)
 
     @property
     def _header(self) -> dict[str, Any]:
@@ -322,11 +325,6 @@ def design_tensors(design: DesignMatrix) -> Tensors:
     """A design matrix as sites need it to standardise their features."""
     name, scaler = design.recipe.name, design.scaler
     return {f"table/{name}/mean": scaler.mean, f"table/{name}/scale": scaler.scale}
-
-
-def _strangest(value: Tensor) -> float:
-    """The largest of a site's samples; of counts in bins, the upper edge of the highest bin that has a sample."""
-    return float(value) if value.dim() == 0 else 2.0 ** ((int(value.nonzero().max()) - len(value) // 2) / STRANGE_STEPS)
 
 
 def _by_client(total: Mapping[str, Tensor], clients: int) -> list[ClientSums]:

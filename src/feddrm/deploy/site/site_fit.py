@@ -14,6 +14,7 @@ from torch import Tensor
 from feddrm.data import Client, RandomResizedCrop
 from feddrm.deploy.site.floors import Floors
 from feddrm.deploy.site.private_store import PrivateStore
+from feddrm.deploy.wire.largest_value import largest_value
 from feddrm.deploy.wire.messages import Message
 from feddrm.errors import FeddrmError
 from feddrm.models import Net
@@ -21,6 +22,7 @@ from feddrm.router import Recipe
 from feddrm.router.answer_calibration import AnswerCalibration
 from feddrm.router.features.base import extract
 from feddrm.router.features.decorrelated_inputs import DecorrelatedInputs, strangeness
+from feddrm.router.features.roughness import training_roughness
 from feddrm.router.fit.cohort import Target
 from feddrm.router.fit.feature_blocks import site_moments
 from feddrm.router.fit.head_problems import CORRECTION_ROUNDS, joint_classes, own_correction
@@ -46,7 +48,6 @@ BINS = 1000
 NO_FLOORS = Floors()
 SCALES = torch.logspace(-2, 2, 257, dtype=torch.float64).tolist()  # inverse temperatures
 SCALED = 2**20  # logits that are scaled at a time
-STRANGE_STEPS, STRANGE_BINS = 64, 4096  # bins of a sixty-fourth of a power of two, from 2^-32 to 2^32
 KEPT_HEAD = "fit-head"  # in the private store
 ROWS = "rows/"  # begins the names of tensors with one row per held-out sample
 ROW_STEPS = ("held_out_rows", "answer_rows", "judge_rows")
@@ -176,12 +177,11 @@ class SiteFit:
             self.floors.check_sum(len(some), "the test samples")
             logits = logits_at(rows[some.to(rows.device)], self._point(message, "all"))
         calm = logits * float(message.header["scale"])
-        most = strange.topk(min(self.floors.per_sum, len(strange))).values  # the largest alone, if there is no floor
-        out = {"strange": most.mean() if len(most) else most.sum()}
-        if message.header.get("pooled"):  # a largest value is no sum: counts in bins, whose sum has the highest one
-            place = (out["strange"].clamp_min(1e-30).log2() * STRANGE_STEPS).ceil().long().cpu() + STRANGE_BINS // 2
-            places = place.clamp(0, STRANGE_BINS - 1).expand(len(most))
-            out = {"strange": torch.bincount(places, minlength=STRANGE_BINS)}
+        largest = {"strange": strange}
+        if len(rough := training_roughness(self.site.client).double()):
+            largest |= {"rough": rough, "smooth": 1 / rough}
+        pooled, per_sum = bool(message.header.get("pooled")), self.floors.per_sum
+        out = {name: largest_value(values, per_sum, pooled) for name, values in largest.items()}
         for rule in RULES:
             weights = by_rule(calm, message.tensors["log_prior"].to(calm), rule).exp()
             for kind, values in (("top", weights.amax(1)), ("own", weights[:, self.site.number])):

@@ -30,7 +30,8 @@ class Decision:
     conformal set, if one was requested. ``flags`` are the values of every sample that cannot be (:meth:`flagged`);
     empty if there are none. By the competence rule, ``right`` [N, m] is the probability that each client's answer is
     right, and ``probabilities`` are the clients' shares of its odds. ``features`` [N, d] and their ``strangeness`` [N]
-    are what was decided on, ``rule`` the routing rule.
+    are what was decided on, ``rule`` the routing rule. ``rough`` [N] is 1 for pictures that are far rougher than all
+    training pictures, -1 for smoother ones.
     """
 
     client: Tensor
@@ -47,6 +48,7 @@ class Decision:
     features: Tensor | None = None
     strangeness: Tensor | None = None
     rule: str = Density.name
+    rough: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.client)
@@ -76,6 +78,14 @@ class Decision:
     def fallback(self) -> Tensor:
         """Where ``client`` stands in for a likelier one that is away."""
         return (self.client != NOBODY) & (self.client_probability < self.probabilities.amax(1))
+
+    def of_pictures(self, rough: Tensor) -> Decision:
+        """The decision about pictures; those that are far rougher or smoother than all training pictures abstain."""
+        if not bool((odd := rough != 0).any()):
+            return replace(self, rough=rough)
+        before = REASONS[: REASONS.index(UNLIKE)]
+        reason = tuple(UNLIKE if own and old not in before else old for old, own in zip(self.reason, odd, strict=True))
+        return replace(self, abstain=self.abstain | odd, reason=reason, rough=rough)
 
     def flagged(self, problems: Sequence[FieldProblem]) -> Decision:
         """The decision with flags: values that cannot be, sample by sample. A sample that has any abstains."""

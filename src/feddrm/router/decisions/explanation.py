@@ -15,7 +15,7 @@ from torch import Tensor
 
 from feddrm.router.decisions.decision import NOBODY, UNLIKE, Decision
 from feddrm.router.decisions.term_names import TermNames
-from feddrm.rules.explanation_text import FEW, explanation_sentence
+from feddrm.rules.explanation_text import FEW, ROUGHER, SMOOTHER, explanation_sentence
 
 BLOCK = 2**22  # numbers of features that are multiplied at once
 
@@ -41,8 +41,9 @@ class Explanation:
     ``terms`` [N, terms] have ``names``. With the ``baseline`` [N], which an average query has, and the ``sizes`` [N] of
     the clients, which rule ``posterior`` counts, they add up to ``log_odds`` [N]. ``values`` are those of a table's
     raw columns, which are the first terms, column by column. ``unlike`` [N, terms] are shares of the strangeness of
-    samples that are unlike the training data, and zeros for the others. The terms of a sample without a client, -1,
-    are not numbers.
+    samples that are unlike the training data, and zeros for the others. ``rough`` [N] is not zero for pictures that are
+    far rougher (1) or smoother (-1) than all training pictures. The terms of a sample without a client, -1, are not
+    numbers.
     """
 
     clients: tuple[str, ...]
@@ -54,6 +55,7 @@ class Explanation:
     sizes: Tensor
     unlike: Tensor
     values: Sequence[Sequence[Any]] = ()
+    rough: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.client)
@@ -65,6 +67,7 @@ class Explanation:
         return Explanation(
             self.clients, self.names, self.client[rows], self.over[rows], self.terms[rows], self.baseline[rows],
             self.sizes[rows], self.unlike[rows], [column[rows] for column in self.values],
+            None if self.rough is None else self.rough[rows],
         )  # fmt: skip
 
     @property
@@ -76,11 +79,13 @@ class Explanation:
         """Plain values, sample by sample, the largest term first; None without a client.
 
         If there are more than ``most`` terms, the others are added up as ``rest``. ``value`` is a table's raw value,
-        None if it is missing. ``unlike`` is empty unless the sample is unlike the training data.
+        None if it is missing. ``unlike`` is empty unless the sample is unlike the training data; if its roughness is
+        the reason, it says so in the place of the terms.
         """
         terms, order, rest = _largest_first(self.terms, most)
         shares, places, _ = _largest_first(self.unlike, most)
-        columns = (self.client, self.over, self.log_odds, rest, self.baseline, self.sizes, self.unlike.any(1))
+        rough = torch.zeros_like(self.client) if self.rough is None else self.rough
+        columns = (self.client, self.over, self.log_odds, rest, self.baseline, self.sizes, self.unlike.any(1), rough)
         rows = zip(*(column.tolist() for column in columns), strict=True)
         return [
             None
@@ -93,9 +98,9 @@ class Explanation:
                 "rest": left,
                 "baseline": baseline,
                 "sizes": sizes,
-                "unlike": self._entries(i, places[i], shares[i], "share") if strange else [],
+                "unlike": _by_roughness(side) or (self._entries(i, places[i], shares[i], "share") if strange else []),
             }
-            for i, (client, over, log_odds, left, baseline, sizes, strange) in enumerate(rows)
+            for i, (client, over, log_odds, left, baseline, sizes, strange, side) in enumerate(rows)
         ]
 
     def _entries(self, row: int, order: Sequence[int], numbers: Sequence[float], key: str) -> list[dict[str, Any]]:
@@ -147,7 +152,13 @@ def explain_scores(
         sizes=sizes,
         unlike=unlike,
         values=() if inputs is None else names.values(inputs),
+        rough=None if decision.rough is None else decision.rough * strange,
     )
+
+
+def _by_roughness(side: int) -> list[dict[str, Any]]:
+    """The entry of a picture that is unlike the training data by its roughness."""
+    return [{"name": ROUGHER if side > 0 else SMOOTHER, "share": 1.0}] if side else []
 
 
 def _runner_up(scores: Tensor, away: Tensor, client: Tensor) -> Tensor:

@@ -15,7 +15,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from feddrm.data import Client
 from feddrm.router.features.decorrelated_inputs import DecorrelatedInputs, strangeness
+from feddrm.router.features.roughness import RoughnessRange, training_roughness
 from feddrm.router.fit.cohort import Confidence, HeldOutRouter
 from feddrm.router.policy import RULES, Calibration, by_rule, client_slopes, conformal_threshold, solve_temperature
 from feddrm.router.query_drift import MOST_CLIENTS, drift_reference
@@ -23,7 +25,8 @@ from feddrm.router.solver.client_statistics import ClientSums
 
 Made = TypeVar("Made")
 MISSES = (0.01, 0.05, 0.1, 0.2)
-STRANGER = 1.5  # times the strangest held-out sample: a query beyond that comes from no client of this federation
+# Times the strangest held-out sample, or the roughest training picture: a query beyond that comes from no client.
+STRANGER = 1.5
 
 
 class OnDemand(Sequence[Made]):
@@ -43,12 +46,14 @@ class OnDemand(Sequence[Made]):
 class LocalHeldOut:
     """Standardised features and logits of every client's training samples and test samples.
 
-    The logits of a training sample are those of the fit that did not see it, NaN where every fit did.
+    The logits of a training sample are those of the fit that did not see it, NaN where every fit did. ``clients`` have
+    the training pictures.
     """
 
     rows: Sequence[Tensor]
     logits: Sequence[Tensor]
     test: Sequence[tuple[Tensor, Tensor]]
+    clients: Sequence[Client] = ()
 
     def slopes(self, scale: float) -> ClientSums:
         logits, origin = _joined([logits for _, logits in self._held_out])
@@ -72,7 +77,11 @@ class LocalHeldOut:
         strangest = max(float(strangeness(x, inputs).max()) for x, _ in self._held_out if len(x))
         reference = drift_reference(torch.cat(kept), log_prior, torch.cat(strange)) if kept else None
         tops, owns = ({rule: torch.cat(parts) for rule, parts in side.items()} for side in (top, own))
-        return Confidence(tops, owns, strangest, reference)
+        rough = [values for client in self.clients if len(values := training_roughness(client).double())]
+        extremes = [(1 / float((1 / values).max()), float(values.max())) for values in rough]
+        least, most = ([extreme[side] for extreme in extremes] for side in (0, 1))
+        roughness = RoughnessRange(min(least), max(most)) if extremes else None
+        return Confidence(tops, owns, strangest, reference, roughness)
 
     @cached_property
     def _held_out(self) -> list[tuple[Tensor, Tensor]]:
@@ -98,7 +107,16 @@ def calibrate(held_out: HeldOutRouter, log_prior: Tensor, inputs: DecorrelatedIn
         confidence[rule] = tuple(quantiles(top, torch.linspace(0, 1, 101, dtype=top.dtype)).tolist())
         first = torch.zeros(len(own), dtype=torch.int64, device=own.device)
         conformal |= {f"{rule}_{miss}": conformal_threshold(own[:, None], first, miss) for miss in MISSES}
-    return Calibration(temperature, confidence, conformal, STRANGER * weights.strangest, weights.reference, tested=True)
+    rough = weights.roughness
+    return Calibration(
+        temperature,
+        confidence,
+        conformal,
+        STRANGER * weights.strangest,
+        weights.reference,
+        tested=True,
+        roughness=None if rough is None else rough.widened(STRANGER),
+    )
 
 
 def quantiles(values: Tensor, grid: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from feddrm.moments.score_test import SampleMoments
 from feddrm.router.features.base import Recipe
 from feddrm.router.features.decorrelated_inputs import DecorrelatedInputs
 from feddrm.router.features.design_matrix import DesignMatrix
+from feddrm.router.features.roughness import RoughnessRange
 from feddrm.router.fit.ridge_path import Chosen
 from feddrm.router.settings import Holdout
 from feddrm.router.solver.client_statistics import ClientSums
@@ -101,6 +102,7 @@ class Confidence:
     own: Mapping[str, Tensor]  # log-weight of every sample's own client
     strangest: float  # the largest strangeness of a held-out sample
     reference: SampleMoments | None = None  # for drift; None where the samples are elsewhere
+    roughness: RoughnessRange | None = None  # of the training pictures; None for tables
 
 
 @dataclass(frozen=True, eq=False)

@@ -249,7 +249,7 @@ class LocalCohort:
             return own, logits_at(own, point)
 
         logits = self.held_out_logits(design, folds)
-        return LocalHeldOut(design.rows, logits, OnDemand(len(self.federation), tested))
+        return LocalHeldOut(design.rows, logits, OnDemand(len(self.federation), tested), self.federation.clients)
 
     def corrections(self, design: DesignMatrix, probes: Sequence[Tensor]) -> Corrections:
         if self._few:
