@@ -12,7 +12,6 @@ from typing import Any
 import httpx
 import pytest
 import torch
-from PIL import Image
 
 from browsing import (
     browser,
@@ -210,7 +209,7 @@ def test_traffic_is_shown_after_a_restart_of_the_gateway(
 
 
 def test_a_key_without_the_scope_admin_can_ask(
-    browser: webdriver.Chrome, run: Path, launch: Launch, tmp_path: Path
+    browser: webdriver.Chrome, run: Path, launch: Launch, png_file: bytes, tmp_path: Path
 ) -> None:
     """The page shows an error in place of the federation's figures."""
     key = add_key(tmp_path / "keys.yaml", "lab", ["route", "predict"])
@@ -219,7 +218,7 @@ def test_a_key_without_the_scope_admin_can_ask(
     wait(browser, lambda: browser.find_element(By.ID, "key-form").is_displayed())
     browser.find_element(By.ID, "key").send_keys(key, Keys.ENTER)
     wait(browser, lambda: "no scope 'admin'" in text(browser, "trouble"))
-    Image.new("L", (8, 8)).save(tmp_path / "scan.png")
+    (tmp_path / "scan.png").write_bytes(png_file)
     browser.find_element(By.ID, "file").send_keys(str(tmp_path / "scan.png"))
     open_fold(browser, "options")
     for action, headline in (("route", "Belongs to "), ("predict", "Answer: ")):
