@@ -118,7 +118,9 @@ def test_shuffled_pixels_and_blank_pages_are_refused_and_test_pictures_are_not(
     sentences = [explanation.sentences()[0] for explanation in explained]
     assert sentences[:2] == [f"{UNLIKE}: {side} (100%)" for side in (ROUGHER, SMOOTHER)]
     assert UNLIKE not in sentences[2]
-    assert explained[0].as_dicts()[0]["unlike"] == [{"name": ROUGHER, "share": 1.0}]  # type: ignore[index]
+    (first,) = explained[0].as_dicts()
+    assert first is not None
+    assert first["unlike"] == [{"name": ROUGHER, "share": 1.0}]
     assert fitted.explain(torch.cat([tested[:1], shuffled[:1]]))[1:].sentences() == sentences[:1]
 
 

@@ -78,6 +78,7 @@ class LocalHeldOut:
         reference = drift_reference(torch.cat(kept), log_prior, torch.cat(strange)) if kept else None
         tops, owns = ({rule: torch.cat(parts) for rule, parts in side.items()} for side in (top, own))
         rough = [values for client in self.clients if len(values := training_roughness(client).double())]
+        # The least by its inverse, as a deployed site tells it: both ways give the same bits.
         extremes = [(1 / float((1 / values).max()), float(values.max())) for values in rough]
         least, most = ([extreme[side] for extreme in extremes] for side in (0, 1))
         roughness = RoughnessRange(min(least), max(most)) if extremes else None
