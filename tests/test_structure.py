@@ -87,6 +87,7 @@ THEMES = {
     "tests/deploy/test_parity.py": "a deployed training equals one process to the last bit",
     "tests/deploy/site/test_subjects.py": "sites whose samples are of subjects",
     "tests/deploy/site/test_changed_data.py": "a site whose data has changed",
+    "tests/deploy/site/test_tables_of_sites.py": "tables of several sites in one federation, with a schema of all",
     "tests/evaluation/test_invariants.py": "relations between accuracies",
     "tests/paper/test_prose.py": "sentences of the documentation against the results",
     "tests/paper/test_tuned_prose.py": "the same of the tuned grid",
