@@ -175,22 +175,48 @@ def test_texts_that_hardly_repeat_do_not_leave_a_site() -> None:
     rows = [[f"p{i}", str(i), "ab"[i % 2]] for i in range(8)]
     sums = table_sums(["pid", "number", "sex"], rows, [True] * 8, ())
     with refused("column 'pid' has 8 different texts in 8 rows", "would leave this site", "drop: ['pid']"):
-        check_levels(sums, 8)
-    check_levels({name: sums[name] for name in ("number", "sex")}, 8)
-    days = table_sums(["day"], [[f"2020-01-3{i % 2}"] for i in range(8)], [True] * 8, ())
+        check_levels(sums, rows)
+    check_levels({name: sums[name] for name in ("number", "sex")}, [row[1:] for row in rows])
+    days = [[f"2020-01-3{i % 2}"] for i in range(8)]
     with refused("column 'day' has dates, such as '2020-01-30': write dates as numbers"):
-        check_levels(days, 8)
+        check_levels(table_sums(["day"], days, [True] * 8, ()), days)
+
+
+def test_rows_without_a_text_do_not_make_texts_repeat() -> None:
+    """Four remarks in 400 rows are as telling as four remarks in four."""
+    rows = [["fell from a ladder"], ["bee sting"], ["bee sting"], ["boxer"], *[[""]] * 396]
+    with refused("column 'note' has 3 different texts in 4 rows that have one"):
+        check_levels(table_sums(["note"], rows, [True] * 400, ()), rows)
+
+
+def test_texts_must_repeat_from_subject_to_subject() -> None:
+    """A surname repeats with every visit, and would leave; a ward has patients, an exercise is done by all."""
+    whose = [f"p{i // 10}" for i in range(120)]
+    names, wards, exercises = (
+        [[text] for text in texts]
+        for texts in (
+            [f"name {i // 10}" for i in range(120)],
+            [f"ward {i // 10 % 6}" for i in range(120)],
+            [f"exercise {i % 10}" for i in range(120)],
+        )
+    )
+    for rows in (names, wards, exercises):
+        check_levels(table_sums(["text"], rows, [True] * 120, ()), rows)
+    for rows in (wards, exercises):
+        check_levels(table_sums(["text"], rows, [True] * 120, ()), rows, whose)
+    with refused("column 'text' has 12 different texts in 12 rows", "each subject's counted once"):
+        check_levels(table_sums(["text"], names, [True] * 120, ()), names, whose)
 
 
 def test_declared_codes_may_leave_a_site_in_larger_number() -> None:
     """Diagnoses, not names: a person says so, and every code still has two rows or more on average."""
     rows = [[f"D{i % 200}"] for i in range(400)]
     with refused("column 'code' has 200 different texts in 400 rows", "name it in categories if these are codes"):
-        check_levels(table_sums(["code"], rows, [True] * 400, ()), 400)
+        check_levels(table_sums(["code"], rows, [True] * 400, ()), rows)
     declared = table_sums(["code"], rows, [True] * 400, ["code"])
-    check_levels(declared, 400)
+    check_levels(declared, rows)
     with refused("column 'code' has 200 different texts in 399 rows", "drop: ['code']), or describe it in a schema"):
-        check_levels(declared, 399)
+        check_levels(declared, rows[1:])
     sent = ColumnSums.load(json.loads(json.dumps(declared["code"].as_dict())))
     assert len(schema_from_sums({"code": sent + sums(["D1", "E1"])}).encoded) == 201
     assert str(sent).endswith("; 200 in all")

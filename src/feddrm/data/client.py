@@ -31,6 +31,11 @@ class Split:
         """Of how many subjects the samples are."""
         return len(self) if self.subject is None else len(torch.unique(self.subject))
 
+    @property
+    def subject_of_sample(self) -> Tensor:
+        """The number of each sample's subject [n]: its own where nothing is said of subjects."""
+        return torch.arange(len(self)) if self.subject is None else self.subject
+
     def at(self, rows: NDArray[np.int64]) -> Split:
         """These rows alone."""
         return Split(self.x[rows], self.y[rows], None if self.subject is None else self.subject[rows])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
@@ -228,15 +228,25 @@ def table_sums(
     return {name: sums(name, cells) for name, cells in zip(columns, zip(*rows, strict=True), strict=True)}
 
 
-def check_levels(sums: Mapping[str, ColumnSums], rows: int) -> None:
-    """Refuse sums that would tell of single rows: texts that hardly repeat are names, numbers of files or remarks."""
-    for name, column in sums.items():
+def check_levels(
+    sums: Mapping[str, ColumnSums], rows: Sequence[Sequence[Any]], subjects: Sequence[str] | None = None
+) -> None:
+    """Refuse sums that would tell of single rows: texts that hardly repeat are names, numbers of files or remarks.
+
+    Where rows are of ``subjects``, a text must repeat from subject to subject: a surname repeats with every visit.
+    """
+    for (name, column), cells in zip(sums.items(), zip(*rows, strict=True), strict=True):
+        if not column.levels:
+            continue
         column.check_no_dates(name)
+        whose: Sequence[Hashable] = subjects or range(len(rows))
+        filled = len({(str(cell), who) for cell, who in zip(cells, whose, strict=True) if not is_missing(cell)})
         different = len(column.levels)
-        if different > min(column.most_categories, rows // 2):
-            remedy = f"{NAME_IT}, " if different <= rows // 2 and not column.declared else ""
+        if different > min(column.most_categories, filled // 2):
+            remedy = f"{NAME_IT}, " if different <= filled // 2 and not column.declared else ""
+            among = "rows that have one" if subjects is None else "rows that have one, each subject's counted once"
             raise FeddrmError(
-                f"column '{name}' has {different} different texts in {rows} rows: they would leave this site: "
+                f"column '{name}' has {different} different texts in {filled} {among}: they would leave this site: "
                 f"drop it if it names or describes a single row (drop: ['{name}']), {remedy}or {DECLARE}"
             )
         if odd := [text for text in column.levels if not text.isprintable()]:

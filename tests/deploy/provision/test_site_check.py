@@ -85,7 +85,7 @@ def test_what_a_site_with_an_automatic_schema_will_tell_is_shown(site: Path) -> 
     text = found(site)["columns"].text
     assert re.fullmatch(r"2: age \(2\d numbers, mean [\d.]+, gaps\), sex \(f, m\)", text)
     change(site, data={"csv": "visits.csv", "label": "outcome", "schema": "auto", "categories": ["age"]})
-    assert "column 'age' has 40 different texts in 41 rows" in found(site)["data"].text
+    assert "column 'age' has 40 different texts in 40 rows that have one" in found(site)["data"].text
     (site / "visits.csv").write_text("\n".join(["outcome,age,sex", *rows, *rows]) + "\n")
     assert re.fullmatch(r"2: age \(0, 1, 10, .*, ...; 40 in all\), sex \(f, m\)", found(site)["columns"].text)
 
@@ -267,6 +267,26 @@ def test_floors_are_checked_before_a_run(site: Path) -> None:
     change(site, floors={"per_sum": 29})
     assert "the floor per_sum=29" in found(site)["data"].text
     assert found(site)["data"].level == "problem"
+
+
+@pytest.mark.parametrize("schema", [{}, {"schema": "auto"}])
+def test_floors_count_subjects(schema: dict[str, str], site: Path) -> None:
+    """Forty visits of ten patients, seven of whom are trained on."""
+    rows = [f"{(i % 3 and 'sick') or 'well'},{i * 0.5},{i},p{i // 4}" for i in range(40)]
+    (site / "visits.csv").write_text("\n".join(["outcome,age,dose,patient", *rows]) + "\n")
+    change(site, data={"csv": "visits.csv", "label": "outcome", "subject": "patient", **schema}, floors={"per_sum": 3})
+    findings = found(site)
+    assert (
+        "28 training and 12 test samples of 2 float32, of 7 and 3 subjects: sums over so few"
+        in findings["samples"].text
+    )
+    assert findings["samples"].level == "warning"
+    assert "3 of a sum (a subject counts once)" in findings["floors"].text
+    assert "A fold of a router's fit may have 1" in findings["floors"].text
+    change(site, floors={"per_sum": 4})
+    assert (
+        "the test samples: fewer samples (a subject counts once) than the floor per_sum=4" in found(site)["data"].text
+    )
 
 
 def test_data_of_another_form_than_the_last_run_are_warned_of(site: Path) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from deployment import NAMES, QUICK_ROUTING, Deployed, DirectTransport
 from feddrm.data import Client, Split
+from feddrm.data.sources.table_rows import RawRows
 from feddrm.deploy.server.reply_validation import HELLO_FIELDS
 from feddrm.deploy.server.training import ServerState, Training
 from feddrm.deploy.site.floors import Floors
@@ -23,9 +24,11 @@ from refusal import refused
 Make = Callable[..., Deployed]
 
 
-def client(train: list[int], test: int) -> Client:
+def client(train: list[int], test: int, whose: list[int] | None = None) -> Client:
+    """Its training samples may be of subjects; its test samples are of two at most then."""
     splits = (torch.tensor(train), torch.zeros(test, dtype=torch.int64))
-    return Client("oslo", *(Split(torch.zeros(len(y), 2), y) for y in splits))
+    subjects = (None, None) if whose is None else (torch.tensor(whose), torch.arange(test) % 2)
+    return Client("oslo", *(Split(torch.zeros(len(y), 2), y, own) for y, own in zip(splits, subjects, strict=True)))
 
 
 def test_a_client_with_enough_samples_passes_and_each_floor_refuses() -> None:
@@ -33,12 +36,27 @@ def test_a_client_with_enough_samples_passes_and_each_floor_refuses() -> None:
     floors.check_client(client([0, 0, 2, 2], 4), tested=True)
     floors.check_client(client([0, 0, 2, 2], 0), tested=True)
     floors.check_client(client([0, 0, 2, 2], 3), tested=False)
-    with refused("the training samples: fewer samples than the floor per_sum=4 of its site.yaml", "lower the floor"):
+    text = "the training samples: fewer samples (a subject counts once) than the floor per_sum=4 of its site.yaml"
+    with refused(text, "lower the floor"):
         floors.check_client(client([0, 0, 2], 4), tested=True)
     with refused("a class of the training samples", "per_class=2"):
         floors.check_client(client([0, 0, 0, 2], 4), tested=True)
     with refused("the test samples", "per_sum=4"):
         floors.check_client(client([0, 0, 2, 2], 3), tested=True)
+
+
+def test_samples_of_one_subject_count_once() -> None:
+    """A sum over ten visits of one patient tells of that patient."""
+    visits = client([0, 0, 0, 1, 1, 1], 6, whose=[7, 7, 3, 3, 3, 5])
+    Floors(per_class=2, per_sum=3).check_client(visits, tested=False)
+    Floors(per_class=2, per_sum=2).check_client(visits, tested=True)
+    for floors, what in (
+        (Floors(per_sum=4), "the training samples"),
+        (Floors(per_class=3), "a class of the training samples"),
+        (Floors(per_sum=3), "the test samples"),
+    ):
+        with refused(what, "a subject counts once"):
+            floors.check_client(visits, tested=True)
 
 
 def test_numbers_of_samples_stay_in_the_sites_log(caplog: pytest.LogCaptureFixture) -> None:
@@ -50,23 +68,58 @@ def test_numbers_of_samples_stay_in_the_sites_log(caplog: pytest.LogCaptureFixtu
 
 def test_columns_with_few_numbers_or_rare_texts_are_refused() -> None:
     cells = [["1", "f"], ["2", "f"], ["", "m"], ["4", "m"], ["5", "m"]]
-    sums = table_sums(["age", "sex"], cells, [True] * 5, ())
-    Floors(per_class=2, per_sum=4).check_columns(sums, cells)
+    sums, every = table_sums(["age", "sex"], cells, [True] * 5, ()), [True] * 5
+    Floors(per_class=2, per_sum=4).check_columns(sums, RawRows(cells), every)
     with refused("column 'age'", "per_sum=5"):
-        Floors(per_sum=5).check_columns(sums, cells)
+        Floors(per_sum=5).check_columns(sums, RawRows(cells), every)
     with refused("a text of column 'sex'", "per_class=3"):
-        Floors(per_class=3).check_columns(sums, cells)
+        Floors(per_class=3).check_columns(sums, RawRows(cells), every)
 
 
-@given(st.lists(st.integers(0, 6), min_size=1, max_size=30), st.integers(1, 12))
-def test_pooled_bins_have_enough_samples_and_none_moves_up(counts: list[int], floor: int) -> None:
-    before = torch.tensor(counts)
-    after = Floors(per_sum=floor).pooled(before)
+@pytest.mark.parametrize(("whose", "ages", "f", "m"), [("aabbb", 2, 1, 1), ("abcde", 4, 2, 3), ("acbaa", 2, 2, 2)])
+def test_rows_of_one_subject_count_once_in_a_column(whose: str, ages: int, f: int, m: int) -> None:
+    cells = [["1", "f"], ["2", "f"], ["", "m"], ["4", "m"], ["5", "m"]]
+    sums, rows, every = (
+        table_sums(["age", "sex"], cells, [True] * 5, ()),
+        RawRows(cells, subjects=list(whose)),
+        [True] * 5,
+    )
+    Floors(per_class=min(f, m), per_sum=ages).check_columns(sums, rows, every)
+    with refused("column 'age'"):
+        Floors(per_sum=ages + 1).check_columns(sums, rows, every)
+    with refused("a text of column 'sex'"):
+        Floors(per_class=min(f, m) + 1).check_columns(sums, rows, every)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["1", "2.5", "", "?", "-3"]), st.booleans()), min_size=1, max_size=9))
+def test_numbers_of_a_column_are_counted_as_its_sums_count_them(rows: list[tuple[str, bool]]) -> None:
+    cells, counted = [[cell] for cell, _ in rows], [used for _, used in rows]
+    sums = table_sums(["age"], cells, counted, ())
+    count = sums["age"].count
+    Floors(per_sum=max(count, 1)).check_columns(sums, RawRows(cells), counted)
+    if count:
+        with refused("column 'age'"):
+            Floors(per_sum=count + 1).check_columns(sums, RawRows(cells), counted)
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 8)), min_size=1, max_size=60), st.integers(1, 6))
+def test_pooled_bins_have_enough_subjects_and_no_sample_moves_up(rows: list[tuple[int, int]], floor: int) -> None:
+    place, subject = (torch.tensor(part) for part in zip(*rows, strict=True))
+    before = torch.bincount(place, minlength=21)
+    after = Floors(per_sum=floor).pooled(place, subject, 21)
     assert after.sum() == before.sum()
-    if before.sum() >= floor:
-        assert all(count == 0 or count >= floor for count in after.tolist())
     assert bool((after.cumsum(0) >= before.cumsum(0)).all()), "a threshold may only err towards larger sets"
-    assert torch.equal(Floors().pooled(before), before)
+    if len(torch.unique(subject)) >= floor:
+        rising, ends = place.sort(), after.cumsum(0)  # every bin has the next samples in the order of their places
+        for low, high in zip([0, *ends.tolist()], ends.tolist(), strict=False):
+            assert low == high or len(torch.unique(subject[rising.indices[low:high]])) >= floor
+    assert torch.equal(Floors().pooled(place, subject, 21), before)
+
+
+def test_bins_are_joined_until_they_have_enough_subjects() -> None:
+    place, visits = torch.tensor([9, 9, 7, 5, 5, 2]), torch.tensor([1, 1, 1, 2, 3, 3])
+    assert Floors(per_sum=2).pooled(place, torch.arange(6), 10).tolist() == [0, 0, 4, 0, 0, 0, 0, 0, 0, 2]
+    assert Floors(per_sum=2).pooled(place[:5], visits[:5], 10).tolist() == [0, 0, 0, 0, 0, 5, 0, 0, 0, 0]
 
 
 def refusals(deployment: Deployed, header: dict[str, Any], tensors: dict[str, torch.Tensor] | None = None) -> Message:
@@ -106,7 +159,7 @@ def test_a_round_whose_batches_have_fewer_samples_than_the_floor_is_refused(
     header = {"kind": "train", "brief": server.run_spec().as_dict(), "round": 1, "after": 0}
     reply = refusals(deployment, header, shared)
     assert (not reply.tensors) == too_few
-    assert ("the batches of a round: fewer samples than the floor" in reply.header.get("error", "")) == too_few
+    assert ("the batches of a round: fewer samples" in reply.header.get("error", "")) == too_few
 
 
 @pytest.mark.slow
@@ -124,7 +177,9 @@ def test_a_run_waits_for_a_site_below_its_floor_with_the_reason(deployed: Make) 
 
     server.waiting.pause = pause  # type: ignore[method-assign]
     server.go()
-    assert waited[0].startswith("lima (the training samples: fewer samples than the floor per_sum=5000")
+    assert waited[0].startswith(
+        "lima (the training samples: fewer samples (a subject counts once) than the floor per_sum=5000"
+    )
     assert server.run.summary()["rounds"] == 2
 
 
@@ -155,7 +210,8 @@ def test_every_step_of_a_fit_is_covered(deployed: Make) -> None:
             if step == "keep":  # it answers with nothing
                 assert not reply.tensors
             elif floor == 5000 or not whole:
-                assert f"samples: fewer samples than the floor per_sum={floor}" in reply.header["error"], step
+                text = f"samples: fewer samples (a subject counts once) than the floor per_sum={floor}"
+                assert text in reply.header["error"], step
                 assert not reply.tensors
             else:
                 assert reply.tensors
@@ -174,7 +230,8 @@ def test_a_fit_of_classes_needs_the_floor_of_every_class(deployed: Make) -> None
     most = int(torch.bincount(client.train.y).max())
     deployment.change_site("oslo", floors={"per_class": most})
     reply = refusals(deployment, {**asked.header, "to": "oslo"}, asked.tensors)
-    assert f"a class of the samples of a fit: fewer samples than the floor per_class={most}" in reply.header["error"]
+    text = f"a class of the samples of a fit: fewer samples (a subject counts once) than the floor per_class={most}"
+    assert text in reply.header["error"]
     assert not reply.tensors
 
 

@@ -68,6 +68,23 @@ def test_samples_of_a_subject_are_not_divided(tmp_path: Path) -> None:
             assert dataset.sums["age"].count == len(client.train) == 12
 
 
+def test_labels_that_name_single_subjects_stay_at_the_site(tmp_path: Path) -> None:
+    """A patient's number repeats with every visit. Exercises that every patient does are classes, however many."""
+    whose = [f"p{i // 12}" for i in range(144)]
+
+    def read(labels: list[str], subject: bool) -> Any:
+        own = {"subject": whose} if subject else {}
+        np.savez(tmp_path / "own.npz", x=np.zeros((144, 1)), y=labels, **own)
+        return read_site_dataset("oslo", {"npz": "own.npz"}, tmp_path)
+
+    records = [f"MRN{i // 12}" for i in range(144)]
+    assert len(read(records, subject=False).classes) == 12
+    with refused("12 different labels of 12 samples, each subject's with one label counted once") as caught:
+        read(records, subject=True)
+    assert "MRN" not in str(caught.value)
+    assert len(read([f"exercise {i % 12}" for i in range(144)], subject=True).classes) == 12
+
+
 @pytest.mark.parametrize("kind", ["csv", "npz"])
 def test_labels_that_name_single_samples_stay_at_the_site(kind: str, tmp_path: Path) -> None:
     """Class names go to the server and to all other sites. A column of record numbers is easily taken for the label."""

@@ -7,9 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
-from deployment import NAMES, Deployed
+from deployment import NAMES, Deployed, DirectTransport
 from feddrm.data import Client, Federation
+from feddrm.deploy.site.floors import Floors
+from feddrm.deploy.wire.messages import unpack
 from feddrm.router import RouterSettings, fit_router, read_manifest
 from refusal import refused
 
@@ -40,3 +43,24 @@ def test_sites_hold_out_whole_subjects_as_one_process_does(deployed: Callable[..
     ):
         deployment.change_site("oslo", share={"features": True})
         deployment.site("oslo")
+
+
+def test_counts_in_bins_have_several_subjects_each(deployed: Callable[..., Deployed]) -> None:
+    """All test samples but one are of one patient: only a bin with all of them has two patients."""
+    routing = {"heads": True, "joint": False, "features": "raw", "rounds": 2, "path_rounds": 1}
+    deployment = deployed(few=True, routing=routing)
+    transport = DirectTransport(deployment.folder)
+    deployment.server(transport).go()
+    sent = [(to, unpack(signed[2 + int.from_bytes(signed[:2], "big") :])) for _, to, signed in transport.messages]
+    name, asked = next((to, message) for to, message in sent if message.header.get("step") == "spread")
+    fit = deployment.site(name)._run_of(asked).fit
+    fit.floors, client = Floors(per_sum=2), fit.site.client
+    each = fit.answer(asked)
+    whose = (torch.arange(len(client.test)) == 0).long()
+    fit.site = replace(fit.site, client=replace(client, test=replace(client.test, subject=whose)))
+    together = fit.answer(asked)
+    for bins in ("density/top", "density/own", "posterior/top", "posterior/own"):
+        assert int((each[bins] > 0).sum()) > 1
+        lowest = int(each[bins].nonzero().min())
+        assert together[bins].nonzero().flatten().tolist() == [lowest]
+        assert int(together[bins][lowest]) == int(each[bins].sum()) == len(client.test)

@@ -56,7 +56,9 @@ def _data(dataset: SiteDataset, folder: Path, floors: Floors) -> Iterator[Findin
     shape = " x ".join(map(str, train.x.shape[1:]))
     few = f": sums over so few can tell something about single ones, {FEW} or more are better"
     text = f"{len(train)} training and {len(test)} test samples of {shape} {str(train.x.dtype).removeprefix('torch.')}"
-    yield Finding("samples", WARNING if len(train) < FEW else OK, text + (few if len(train) < FEW else ""))
+    if train.subject is not None:
+        text += f", of {train.subjects} and {test.subjects} subjects"
+    yield Finding("samples", WARNING if train.subjects < FEW else OK, text + (few if train.subjects < FEW else ""))
     counts = torch.bincount(torch.cat([train.y, test.y]), minlength=len(dataset.classes)).tolist()
     shown = short_list([f"{name} ({count})" for name, count in zip(dataset.classes, counts, strict=True)])
     yield Finding("classes", OK if len(dataset.classes) > 1 else WARNING, f"{len(dataset.classes)}: {shown}")
@@ -92,9 +94,10 @@ def _floors(dataset: SiteDataset, client: Client, floors: Floors) -> Iterator[Fi
         return
     floors.check_client(client, tested=True)
     if dataset.sums is not None and dataset.table is not None:
-        floors.check_columns(dataset.sums, dataset.table.rows.cells)
-    text = f"at least {floors.per_class} samples of a class and {floors.per_sum} of a sum; no metrics are sent"
-    smallest = len(client.train) // FOLDS
+        floors.check_columns(dataset.sums, dataset.table.rows, dataset.counted)
+    counted = "" if client.train.subject is None else " (a subject counts once)"
+    text = f"at least {floors.per_class} samples of a class and {floors.per_sum} of a sum{counted}; no metrics are sent"
+    smallest = client.train.subjects // FOLDS
     if smallest < floors.per_sum:
         text += f". A fold of a router's fit may have {smallest}: its messages will be refused"
     yield Finding("floors", WARNING if smallest < floors.per_sum else OK, text)

@@ -124,7 +124,8 @@ SITE_COMMENT = """# What only this site decides. 'data' names its samples, in on
 # 'share' says what else may leave: sums of its answers to test samples (default: true; without them the run has no
 # metrics but accuracy), and features of held-out samples, which all other sites get (default: false):
 #   share: {metrics: false, features: true}
-# 'floors' are the fewest samples of a class and of a sum; a message that would need a sum over fewer is refused:
+# 'floors' are the fewest samples of a class and of a sum; a message that would need a sum over fewer is refused.
+# Samples of one subject count once:
 #   floors: {per_class: 5, per_sum: 20}
 # 'require_secure_aggregation' refuses runs in which the server sees what this site sends, and not only sums over sites;
 # 'fewest_sites' is how many sites such a sum must have (3 or more). keys/ has the other sites' public keys:

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from feddrm.data import Participant
+from feddrm.deploy.site.fit_rows import SiteClient
 from feddrm.deploy.site.private_store import PrivateStore
 from feddrm.deploy.site.site_dataset import BACK
-from feddrm.deploy.site.site_fit import ROWS, SiteClient, SiteFit
+from feddrm.deploy.site.site_fit import ROWS, SiteFit
 from feddrm.deploy.wire.messages import Message
 from feddrm.deploy.wire.run_spec import DTYPES, RunSpec
 from feddrm.engine import RoundSchedule, first_state, functional, train_client

@@ -112,7 +112,7 @@ class Site:
         client, sums, table = self.dataset.client(self.dataset.classes), self.dataset.sums, self.dataset.table
         self.settings.floors.check_client(client, tested=self.demand is None)
         if sums is not None and table is not None:
-            self.settings.floors.check_columns(sums, table.rows.cells)
+            self.settings.floors.check_columns(sums, table.rows, self.dataset.counted)
         return pack(
             {
                 "samples": len(client.train),
@@ -153,7 +153,7 @@ class Site:
         number, after = int(request.header["round"]), int(request.header["after"])
         if number <= after:  # an earlier round may share what the later ones keep
             raise FeddrmError(f"round {number} is to follow round {after}: rounds go up, nothing is sent")
-        self.settings.floors.check_sum(run.samples_of_round(number), "the batches of a round")
+        self.settings.floors.check_sum(run.subjects_of_round(number), "the batches of a round")
         masking = self._masking(request, run)
         received = {leaf: value.to(run.device) for leaf, value in request.tensors.items()}
         private = run.private_slots(after, request.header.get("after_message"))

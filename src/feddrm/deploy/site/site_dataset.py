@@ -61,7 +61,7 @@ class SiteDataset:
     """A site's samples. Labels stay text until the classes of all sites are known, except in a ``ready`` client.
 
     With ``schema: auto`` the rows stay a raw ``table``, and ``x`` is blank, until the schema of all sites is known;
-    ``sums`` is what the site tells of its columns.
+    ``sums`` is what the site tells of its columns; only ``counted`` rows, those of training, enter means and squares.
     """
 
     name: str
@@ -76,6 +76,7 @@ class SiteDataset:
     schema: TableSchema | None = None
     table: RawTable | None = None
     sums: Mapping[str, ColumnSums] | None = None
+    counted: Sequence[bool] = ()
     subjects: Sequence[str] | None = None
 
     def with_schema(self, schema: TableSchema) -> SiteDataset:
@@ -173,7 +174,8 @@ def _read(name: str, data: Mapping[str, Any], base: Path) -> SiteDataset:
         return _table(name, base, data, division)
     x, labels, subjects = _images(path, data) if kind == "folder" else _arrays(path)
     text = [str(label) for label in labels]
-    return SiteDataset(name, _classes(text, str(path)), None, False, None, x, text, subjects=subjects, **division)
+    classes = _classes(text, str(path), subjects)
+    return SiteDataset(name, classes, None, False, None, x, text, subjects=subjects, **division)
 
 
 def _table(name: str, base: Path, data: Mapping[str, Any], division: Mapping[str, Any]) -> SiteDataset:
@@ -189,23 +191,27 @@ def _table(name: str, base: Path, data: Mapping[str, Any], division: Mapping[str
     x = np.zeros((len(rows.labels), len(columns)), np.float32) if auto else table.samples(schema).x
     samples, subjects = LabelledSamples(x, rows.labels, rows.places.__getitem__), rows.subjects or None
     text = [str(label) for label in labels_as_integers({name: samples}, None)[0][name].labels]
-    classes, options = _classes(text, f"column '{data['label']}'"), {"schema": schema, "subjects": subjects, **division}
+    classes = _classes(text, f"column '{data['label']}'", subjects)
+    options = {"schema": schema, "subjects": subjects, **division}
     read = SiteDataset(name, classes, columns, False, None, x, text, **options)
     if not auto:
         return read
     divided = Division.checked(name, read.test_fraction, read.seed)
     train, _ = divide(name, {name: len(x)}, divided, {name: subjects})[name]
-    sums = table.sums(np.isin(np.arange(len(x)), train).tolist(), data.get("categories", ()))
-    check_levels(sums, len(x))
-    return replace(read, table=table, sums=sums)
+    counted = np.isin(np.arange(len(x)), train).tolist()
+    sums = table.sums(counted, data.get("categories", ()))
+    check_levels(sums, rows.cells, subjects)
+    return replace(read, table=table, sums=sums, counted=counted)
 
 
-def _classes(labels: Sequence[str], where: str) -> tuple[str, ...]:
-    """The classes of a site's labels. Their names leave the site, so labels that name single samples are refused."""
+def _classes(labels: Sequence[str], where: str, subjects: Sequence[str] | None) -> tuple[str, ...]:
+    """The classes of a site's labels. Their names leave the site: labels that name samples or subjects are refused."""
     classes = sorted_classes(set(labels))
-    if len(classes) > max(FEW_CLASSES, len(labels) // 2):
+    count = len(set(zip(labels, subjects or range(len(labels)), strict=True)))
+    what = "samples" if subjects is None else "samples, each subject's with one label counted once"
+    if len(classes) > max(FEW_CLASSES, count // 2):
         raise FeddrmError(
-            f"{where} has {len(classes)} different labels of {len(labels)} samples: the names of classes leave this "
+            f"{where} has {len(classes)} different labels of {count} {what}: the names of classes leave this "
             "site, and these name single samples: choose what is to be predicted"
         )
     return classes

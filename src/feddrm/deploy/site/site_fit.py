@@ -6,12 +6,11 @@ Only sums over the site's own samples leave it. The exception are ``ROW_STEPS``,
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from feddrm.data import Client, RandomResizedCrop
+from feddrm.deploy.site.fit_rows import FitRows, MessageSamples, SiteClient, scaler_of
 from feddrm.deploy.site.floors import Floors
 from feddrm.deploy.site.private_store import PrivateStore
 from feddrm.deploy.wire.largest_value import largest_value
@@ -20,18 +19,15 @@ from feddrm.errors import FeddrmError
 from feddrm.models import Net
 from feddrm.router import Recipe
 from feddrm.router.answer_calibration import AnswerCalibration
-from feddrm.router.features.base import extract
 from feddrm.router.features.decorrelated_inputs import DecorrelatedInputs, strangeness
 from feddrm.router.features.roughness import training_roughness
 from feddrm.router.fit.cohort import Target
 from feddrm.router.fit.feature_blocks import site_moments
 from feddrm.router.fit.head_problems import CORRECTION_ROUNDS, joint_classes, own_correction
-from feddrm.router.fit.local_cohort import target_of, training_view
 from feddrm.router.fit.selection import FINE_ROUNDS
 from feddrm.router.fit.stacking import client_curves
 from feddrm.router.policy import RULES, by_rule, client_slopes
 from feddrm.router.private_head import PrivateHead
-from feddrm.router.settings import Holdout
 from feddrm.router.solver.client_statistics import (
     Sample,
     client_gradient,
@@ -42,7 +38,6 @@ from feddrm.router.solver.client_statistics import (
     logits_at,
 )
 from feddrm.router.solver.hessian import client_hessian, client_score_scatter
-from feddrm.router.solver.problem import Scaler
 
 BINS = 1000
 NO_FLOORS = Floors()
@@ -53,29 +48,16 @@ ROWS = "rows/"  # begins the names of tensors with one row per held-out sample
 ROW_STEPS = ("held_out_rows", "answer_rows", "judge_rows")
 
 
-@dataclass(frozen=True, eq=False)
-class SiteClient:
-    """The one client of a site: its samples, its number among all clients, and what it needs to know of the others."""
-
-    client: Client
-    number: int
-    crop: RandomResizedCrop | None
-    clients: int
-    classes: int
-
-
 class SiteFit:
     """Answers the steps of a fit.
 
-    A message has everything that its step needs except the features. The site computes these once, from leaves that
-    it keeps on disk: it may restart between two messages.
+    A message has everything that its step needs except the rows, which the site can compute anew: it may restart
+    between two messages.
     """
 
     def __init__(self, net: Net, site: SiteClient, store: PrivateStore, floors: Floors = NO_FLOORS) -> None:
-        self.net, self.site, self.store, self.floors = net, site, store, floors
-        self._first: Message | None = None
-        self._computed: dict[str, Tensor] | None = None
-        self._designs: dict[str, tuple[Scaler, Tensor]] = {}
+        self.site, self.store, self.floors = site, store, floors
+        self.rows = FitRows(net, site, store, floors)
         self._steps = {
             "fold_moments": self._start,
             "evaluate": self._evaluate,
@@ -100,13 +82,11 @@ class SiteFit:
         return self._steps[step](message)
 
     def _start(self, message: Message) -> dict[str, Tensor]:
-        header = {key: message.header[key] for key in ("recipe", "parts", "used", "seed", "sizes", "crops")}
-        self.store.keep("fit-features", header, message.tensors)
-        self._first, self._computed, self._designs = Message(header, message.tensors), None, {}
-        masks = self._holdout().masks(self._part())
+        self.rows.begin(message)
+        masks = self.rows.holdout.masks(self.rows.part)
         for mask in masks:
-            self._check_fold(mask)
-        features = self._features()
+            self.rows.check_fold(mask)
+        features = self.rows.features
         rows = torch.cat(list(features.values()), dim=1).cpu()
         widths = [feature.shape[1] for feature in features.values()]
         out: dict[str, Tensor] = {}
@@ -125,7 +105,7 @@ class SiteFit:
 
     def _evaluate(self, message: Message) -> dict[str, Tensor]:
         """Loss and gradient, second derivatives where they are asked for, and scores of what is held out."""
-        samples, curved = _Samples(self, message), message.header["curved"]
+        samples, curved = MessageSamples(self.rows, message), message.header["curved"]
         out: dict[str, Tensor] = {}
         for (table, target, fold), keys in grouped({k: tuple(v) for k, v in message.header["fits"].items()}).items():
             points = [self._point(message, key) for key in keys]
@@ -138,7 +118,7 @@ class SiteFit:
         return out
 
     def _gradient(self, message: Message) -> dict[str, Tensor]:
-        samples = _Samples(self, message)
+        samples = MessageSamples(self.rows, message)
         out: dict[str, Tensor] = {}
         for key, (table, target, fold) in message.header["fits"].items():
             sample = samples.outside(table, target, fold).double()
@@ -146,14 +126,14 @@ class SiteFit:
         return out
 
     def _scores(self, message: Message) -> dict[str, Tensor]:
-        samples = _Samples(self, message)
+        samples = MessageSamples(self.rows, message)
         out: dict[str, Tensor] = {}
         for key, (table, target, fold) in message.header["fits"].items():
             out |= _named(key, client_scores(samples.inside(table, target, fold).double(), self._point(message, key)))
         return out
 
     def _score_scatter(self, message: Message) -> dict[str, Tensor]:
-        samples = _Samples(self, message)
+        samples = MessageSamples(self.rows, message)
         out: dict[str, Tensor] = {}
         for key, (table, target, fold) in message.header["fits"].items():
             sample = samples.outside(table, target, fold).double()
@@ -171,27 +151,32 @@ class SiteFit:
         """Counts for the thresholds: test samples by their weight on the best client and on this client."""
         logits, held = self._held_out(message, "client")
         strange = strangeness(held.x, self._inputs(message)).double()
-        if len(rows := self._test_rows(message, message.header["table"])):
+        whose = held_subject = MessageSamples(self.rows, message).subject_inside(message.header["folds"])
+        if len(rows := self.rows.of_test_samples(message, message.header["table"])):
             # The server knows of no more samples than those of training.
-            some = torch.linspace(0, len(rows) - 1, min(len(rows), len(self._part()))).long()
-            self.floors.check_sum(len(some), "the test samples")
+            some = torch.linspace(0, len(rows) - 1, min(len(rows), len(self.rows.part))).long()
+            whose = self.site.client.test.subject_of_sample[some]
+            self.floors.check_sum(len(torch.unique(whose)), "the test samples")
             logits = logits_at(rows[some.to(rows.device)], self._point(message, "all"))
         calm = logits * float(message.header["scale"])
-        largest = {"strange": strange}
+        largest = {"strange": (strange, held_subject)}
         if len(rough := training_roughness(self.site.client).double()):
-            largest |= {"rough": rough, "smooth": 1 / rough}
+            own = self.site.client.train.subject_of_sample
+            largest |= {"rough": (rough, own), "smooth": (1 / rough, own)}
         pooled, per_sum = bool(message.header.get("pooled")), self.floors.per_sum
-        out = {name: largest_value(values, per_sum, pooled) for name, values in largest.items()}
+        out = {
+            name: largest_value(values.cpu(), subject, per_sum, pooled) for name, (values, subject) in largest.items()
+        }
         for rule in RULES:
             weights = by_rule(calm, message.tensors["log_prior"].to(calm), rule).exp()
             for kind, values in (("top", weights.amax(1)), ("own", weights[:, self.site.number])):
-                counts = torch.bincount((values * BINS).long().clamp(0, BINS - 1).cpu(), minlength=BINS)
-                out[f"{rule}/{kind}"] = self.floors.pooled(counts)
+                place = (values * BINS).long().clamp(0, BINS - 1).cpu()
+                out[f"{rule}/{kind}"] = self.floors.pooled(place, whose, BINS)
         return out
 
     def _corrections(self, message: Message) -> dict[str, Tensor]:
         """Scores of this site's own corrections on held-out samples. The corrections stay here."""
-        samples = _Samples(self, message)
+        samples = MessageSamples(self.rows, message)
         out: dict[str, Tensor] = {}
         for fold in range(message.header["folds"]):
             probe = self._point(message, str(fold))
@@ -210,19 +195,14 @@ class SiteFit:
         So is its calibration, from the site's test samples. The site answers with them once it has their router.
         """
         probe, table = self._point(message, "probe"), message.header["table"]
-        sample = _Samples(self, message).outside(table, "class", None)
+        sample = MessageSamples(self.rows, message).outside(table, "class", None)
         correction = self._corrected(sample, probe, message.header["ridge"], None, CORRECTION_ROUNDS)
-        rows = self._test_rows(message, table)
+        rows = self.rows.of_test_samples(message, table)
         calibration = AnswerCalibration.fit(logits_at(rows, probe + correction), self.site.client.test.y)
         scores = {} if calibration.scores is None else {"scores": calibration.scores}
         tensors = {"correction": correction.to(sample.x), **scores}
         self.store.keep(KEPT_HEAD, {"temperature": calibration.temperature}, tensors)
         return {}
-
-    def _test_rows(self, message: Message, table: str) -> Tensor:
-        """The standardised features of this site's test samples."""
-        features = self._extract(self.site.client.view(self.site.client.test.x))
-        return self._scaler(message, table)(torch.cat([features[name] for name in table.split("+")], dim=1))
 
     def kept_head(self, fit: str | None) -> PrivateHead | None:
         """The head of the latest fit, named after it; None where no heads were fitted."""
@@ -243,17 +223,17 @@ class SiteFit:
     def _held_out_rows(self, message: Message) -> dict[str, Tensor]:
         """The features of this site's held-out samples, one row each, for all sites to answer."""
         names, shape = message.header["features"], tuple(self.site.client.train.x.shape[1:])
-        recipe = Recipe.of(self._fit_start().header["recipe"])
+        recipe = Recipe.of(self.rows.begun.header["recipe"])
         if own := [name for name in recipe.holding_samples(shape) if name in names]:
             raise FeddrmError(f"{own[0]} features contain these samples themselves: none leave this site")
-        features, seen = self._features(), self._seen()
+        features, seen = self.rows.features, self._seen()
         return {f"{ROWS}{name}": features[name][seen] for name in names}
 
     def _answer_rows(self, message: Message) -> dict[str, Tensor]:
         """The classes that this site's heads give the rows of all sites; a row's fold is held out of its head."""
-        table, samples = message.header["table"], _Samples(self, message)
+        table, samples = message.header["table"], MessageSamples(self.rows, message)
         columns = [message.tensors[f"shared/{feature}"] for feature in table.split("+")]
-        rows, fold = self._scaler(message, table)(torch.cat(columns, dim=1)), message.tensors["shared/fold"]
+        rows, fold = scaler_of(message, table)(torch.cat(columns, dim=1)), message.tensors["shared/fold"]
         answers = torch.zeros(len(rows), dtype=torch.int64)
         for number in range(message.header["folds"]):
             probe, inside = self._point(message, str(number)), fold == number
@@ -264,135 +244,38 @@ class SiteFit:
 
     def _judge_rows(self, message: Message) -> dict[str, Tensor]:
         """Which of all sites' answers [n, m] about this site's held-out samples are right."""
-        answers, y = message.tensors[f"{ROWS}answers"], self._target("class")[self._seen()].cpu()
+        answers, y = message.tensors[f"{ROWS}answers"], self.rows.target("class")[self._seen()].cpu()
         if len(answers) != len(y):
             raise FeddrmError(f"{len(answers)} answers to {len(y)} held-out samples: let the server fit again")
         return {f"{ROWS}right": answers == y[:, None]}
 
     def _seen(self) -> Tensor:
         """Which samples some fold holds out."""
-        return self._part().to(self._device) < self._holdout().used
+        return self.rows.part.to(self.rows.device) < self.rows.holdout.used
 
     def _corrected(self, sample: Sample, probe: Tensor, ridge: float, fold: int | None, rounds: int) -> Tensor:
         """The site's correction of the probe."""
-        start = self._fit_start().header
-        used = sum(self._holdout().remaining(size, fold) for size in start["sizes"]) * start["crops"]
+        start = self.rows.begun.header
+        used = sum(self.rows.holdout.remaining(size, fold) for size in start["sizes"]) * start["crops"]
         return own_correction(sample, probe, ridge, used, rounds)
 
     def _point(self, message: Message, key: str) -> Tensor:
-        return message.tensors[f"point/{key}"].to(self._device)
+        return message.tensors[f"point/{key}"].to(self.rows.device)
 
     def _inputs(self, message: Message) -> DecorrelatedInputs | None:
         """The inputs of a table that the strangeness is measured on."""
         if "inputs/matrix" not in message.tensors:
             return None
         places, matrix = message.tensors["inputs/places"], message.tensors["inputs/matrix"]
-        return DecorrelatedInputs(places.to(self._device), matrix.to(self._device))
-
-    @property
-    def _device(self) -> torch.device:
-        return self.site.client.train.x.device
-
-    def _fit_start(self) -> Message:
-        """The message that started the fit; after a restart from disk."""
-        self._first = self._first or self.store.recall("fit-features")
-        if self._first is None:
-            raise FeddrmError("this site does not know of the fit: let the server start it again")
-        return self._first
-
-    def _holdout(self) -> Holdout:
-        header = self._fit_start().header
-        return Holdout(header["parts"], header["used"])
-
-    def _features(self) -> dict[str, Tensor]:
-        """The features of the site's training samples by name, as the first message of the fit asks for them."""
-        if self._computed is None:
-            header, site = self._fit_start().header, self.site
-            copies = [
-                self._extract(training_view(site.client, site.number, site.crop, header["seed"], copy))
-                for copy in range(header["crops"])
-            ]
-            self._computed = {name: torch.cat([rows[name] for rows in copies]) for name in copies[0]}
-        return self._computed
-
-    def _extract(self, x: Tensor) -> Mapping[str, Tensor]:
-        start = self._fit_start()
-        recipe = Recipe.of(start.header["recipe"])
-        leaves = {leaf: value.to(self._device) for leaf, value in start.tensors.items()}
-        return extract(recipe, self.net if recipe.needs else None, leaves, x)
-
-    def _design(self, message: Message, name: str) -> Tensor:
-        """Standardised features [n, d] with the message's scaling; the last ones of every name are cached."""
-        scaler = self._scaler(message, name)
-        before = self._designs.get(name)
-        if before is None or not (
-            torch.equal(before[0].mean, scaler.mean) and torch.equal(before[0].scale, scaler.scale)
-        ):
-            rows = torch.cat([self._features()[feature] for feature in name.split("+")], dim=1)
-            self._designs[name] = (scaler, scaler(rows))
-        return self._designs[name][1]
-
-    @staticmethod
-    def _scaler(message: Message, name: str) -> Scaler:
-        return Scaler(message.tensors[f"table/{name}/mean"], message.tensors[f"table/{name}/scale"])
-
-    def _target(self, target: Target) -> Tensor:
-        y = self.site.client.train.y.repeat(self._fit_start().header["crops"])
-        return target_of(target, self.site.number, y, self.site.classes)
-
-    def _part(self) -> Tensor:
-        """The part of every sample of this site."""
-        header, train = self._fit_start().header, self.site.client.train
-        return self._holdout().draw(self.site.number, len(train), header["seed"], header["crops"], train.subject)
-
-    def _check_fold(self, mask: Tensor) -> None:
-        """Refuse sums by which a fold with too few samples, or too few others, would show."""
-        crops = self._fit_start().header["crops"]
-        for samples in (int(mask.sum()), int((~mask).sum())):
-            self.floors.check_sum(samples // crops, "a fold of the training samples")
+        return DecorrelatedInputs(places.to(self.rows.device), matrix.to(self.rows.device))
 
     def _held_out(self, message: Message, target: Target, prefix: str = "") -> tuple[Tensor, Sample]:
         """Logits of the held-out samples, each by the fit that did not see the sample, and these samples."""
-        samples, logits, held = _Samples(self, message), [], []
+        samples, logits, held = MessageSamples(self.rows, message), [], []
         for fold in range(message.header["folds"]):
             held.append(samples.inside(message.header["table"], target, fold))
             logits.append(logits_at(held[-1].x, self._point(message, f"{prefix}{fold}")))
         return torch.cat(logits), Sample(torch.cat([s.x for s in held]), torch.cat([s.y for s in held]))
-
-
-class _Samples:
-    """The rows that the fits of one message need; fits that need the same rows share them."""
-
-    def __init__(self, fit: SiteFit, message: Message) -> None:
-        self.fit, self.message = fit, message
-        self.part = fit._part().to(fit._device)
-        self.rows: dict[tuple[str, int, bool], Tensor] = {}
-        self.labels: dict[tuple[Target, int, bool], Tensor] = {}
-
-    def outside(self, table: str, target: Target, fold: int | None) -> Sample:
-        """The samples that a fit is made on: all but its fold."""
-        if fold is None:
-            self.fit.floors.check_sum(len(self.fit.site.client.train), "the training samples")
-            sample = Sample(self.fit._design(self.message, table), self.fit._target(target))
-        else:
-            sample = self._some(table, target, fold, False)
-        if target != "client":
-            self.fit.floors.check_classes(sample.y, "the samples of a fit")
-        return sample
-
-    def inside(self, table: str, target: Target, fold: int) -> Sample:
-        """The samples that a fit holds out."""
-        return self._some(table, target, fold, True)
-
-    def _some(self, table: str, target: Target, fold: int, inside: bool) -> Sample:
-        mask = (self.part == fold) == inside
-        rows, labels = (table, fold, inside), (target, fold, inside)
-        if rows not in self.rows:
-            self.fit._check_fold(mask)
-            self.rows[rows] = self.fit._design(self.message, table)[mask]
-        if labels not in self.labels:
-            self.labels[labels] = self.fit._target(target)[mask]
-        return Sample(self.rows[rows], self.labels[labels])
 
 
 def _named(key: str, message: Mapping[str, Tensor]) -> dict[str, Tensor]:

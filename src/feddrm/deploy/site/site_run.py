@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from feddrm.data import Client, Participant
+from feddrm.deploy.site.fit_rows import SiteClient
 from feddrm.deploy.site.floors import Floors
 from feddrm.deploy.site.private_store import PrivateStore
-from feddrm.deploy.site.site_fit import SiteClient, SiteFit
+from feddrm.deploy.site.site_fit import SiteFit
 from feddrm.deploy.wire.run_spec import RunSpec
 from feddrm.engine import (
     CPU_QUERIES,
@@ -59,11 +60,15 @@ class SiteRun:
         with self._kernels():
             check_mask(self.schedule, self.forward, self.participant, self._first_state)
 
-    def samples_of_round(self, number: int) -> int:
-        """How many samples the phase of a round with the fewest steps sees: an upload is a sum of their gradients."""
+    def subjects_of_round(self, number: int) -> int:
+        """Of how many subjects at least the samples are that the phase of a round with the fewest steps sees.
+
+        An upload is a sum of their gradients. Batches are drawn by samples: at worst, from the largest subjects alone.
+        """
         steps = [phase.steps for phase in self.method.phases(self.schedule.stage(number)) if phase.steps]
-        samples = len(self.client.train)
-        return min([samples, *(self.schedule.plan.batch_size * each for each in steps)])
+        samples = min([len(self.client.train), *(self.schedule.plan.batch_size * each for each in steps)])
+        sizes = torch.unique(self.client.train.subject_of_sample, return_counts=True)[1]
+        return 1 + int((sizes.sort(descending=True).values.cumsum(0) < samples).sum())
 
     def train(self, received: Tensors, private: Slots, number: int) -> Update:
         """Train one round as the engine does."""

@@ -1,6 +1,7 @@
 """The largest of values that sites hold, one each of many samples: how a site answers, and how the server reads it.
 
-A largest value shows one sample. With a floor ``per_sum`` a site answers with the mean of its so many largest values.
+A largest value shows one sample. With a floor ``per_sum`` a site answers with the mean of its so many largest values,
+one of each subject.
 A largest value is no sum either. Where answers are masked, it is given by counts in bins, whose sum over sites has a
 highest bin.
 """
@@ -13,9 +14,14 @@ from torch import Tensor
 STEPS, BINS = 64, 4096  # bins of a sixty-fourth of a power of two, from 2^-32 to 2^32
 
 
-def largest_value(values: Tensor, per_sum: int, pooled: bool) -> Tensor:
-    """A site's answer: a number, or with ``pooled`` counts in bins. Without values it is zero."""
-    most = values.topk(min(per_sum, len(values))).values  # the largest alone, if there is no floor
+def largest_value(values: Tensor, subject: Tensor, per_sum: int, pooled: bool) -> Tensor:
+    """A site's answer: a number, or with ``pooled`` counts in bins. Without values it is zero.
+
+    ``subject`` [n] numbers whom each value is of.
+    """
+    numbers, place = torch.unique(subject, return_inverse=True)
+    largest = values.new_zeros(len(numbers)).scatter_reduce(0, place, values, "amax", include_self=False)
+    most = largest.topk(min(per_sum, len(largest))).values  # the largest alone, if there is no floor
     value = most.mean() if len(most) else most.sum()
     if not pooled:
         return value
