@@ -114,6 +114,55 @@ def test_a_subject_s_samples_are_calibrated_without_each_other() -> None:
     assert torch.equal(plain.p_values, by_number.p_values)
 
 
+def test_samples_of_one_subject_count_as_one_together() -> None:
+    """Of three patients, one has four visits: half of them, as one whole patient, are no likelier than 0.5."""
+    scores, whose = torch.tensor([0.1, 0.9, 0.4, 0.8, 0.6, 0.7]).double(), torch.tensor([5, 5, 5, 5, 2, 8])
+    calibration = AnswerCalibration.of_scores(1.0, scores, whose)
+    found = calibration.p_values(torch.tensor([[0.05, 0.5, 0.75, 0.95]]).double())
+    expected = [1 / 4, (1 + 2 / 4) / 4, (1 + 2 / 4 + 2) / 4, 1.0]
+    assert found[0].tolist() == pytest.approx(expected, abs=1e-12)
+
+
+def test_repeated_samples_of_a_subject_change_no_p_value() -> None:
+    logits, labels = overconfident(40, 2.0)
+    queries, _ = overconfident(30, 2.0, seed=1)
+    once = AnswerCalibration.at(2.0, logits, labels)
+    often = torch.randint(1, 6, (40,), generator=torch.Generator().manual_seed(0))
+    rows = torch.arange(40).repeat_interleave(often)
+    again = AnswerCalibration.at(2.0, logits[rows], labels[rows], subject=rows)
+    probabilities = (queries / 2).softmax(1)
+    assert torch.allclose(again.p_values(probabilities), once.p_values(probabilities), atol=1e-12)
+    origin = torch.zeros(len(rows), dtype=torch.int64)
+    _, held_out = HeldOutAnswers.of(logits[None][:, rows], labels[rows], origin, rows)
+    first = torch.cat([torch.zeros(1, dtype=torch.int64), often.cumsum(0)[:-1]])
+    for sample in range(0, 40, 7):  # its p-values are those of the other subjects, by the temperature of its fold
+        row = int(first[sample])
+        scale = (logits[sample, 0] - logits[sample, 1]) / held_out.log_classes[0, row, :2].diff().neg()
+        others = torch.arange(40) != sample
+        expected = AnswerCalibration.at(float(scale), logits[others], labels[others])
+        assert torch.allclose(
+            held_out.p_values[0, row], expected.p_values(held_out.log_classes[0, row].exp()), atol=1e-9
+        )
+
+
+def test_queries_of_new_subjects_miss_their_label_as_rarely_as_promised() -> None:
+    """19 patients with 1, 10 or 30 visits each, which resemble each other. Counted one by one, sets miss more."""
+    subjects, missed = 19, {True: 0.0, False: 0.0}
+    for seed in range(600):
+        g = torch.Generator().manual_seed(seed)
+        visits = torch.tensor([1, 10, 30])[torch.randint(3, (subjects + 1,), generator=g)]
+        whose = torch.arange(subjects + 1).repeat_interleave(visits)
+        shift = 2 * torch.randn(subjects + 1, generator=g, dtype=torch.float64) / visits.sqrt()  # few visits: odd ones
+        scores = (shift[whose] + 0.1 * torch.randn(len(whose), generator=g, dtype=torch.float64)).sigmoid()
+        known = whose < subjects
+        for by_subject in missed:
+            own = whose[known] if by_subject else None
+            calibration = AnswerCalibration.of_scores(1.0, scores[known], own)
+            missed[by_subject] += float((calibration.p_values(scores[~known]) <= 0.1 + 1e-9).double().mean()) / 600
+    assert missed[True] == pytest.approx(0.1, abs=0.025)
+    assert missed[False] > 0.14
+
+
 def test_a_temperature_changes_how_sure_an_answer_is_and_not_the_answer() -> None:
     logits, labels = overconfident(4000, 3.0)
     origin = torch.zeros(4000, dtype=torch.int64)
@@ -135,6 +184,12 @@ def test_a_calibration_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert read.scores is not None
     assert written.scores is not None
     assert torch.equal(read.scores, written.scores)
+    visits = AnswerCalibration.at(2.0, *overconfident(20, 2.0), subject=torch.arange(20) // 3)
+    file.write_bytes(visits.file())
+    for again in (AnswerCalibration.read(file, ""), AnswerCalibration.of(visits.tensors(), file, "")):
+        assert again.shares is not None
+        assert visits.shares is not None
+        assert torch.equal(again.shares, visits.shares)
     file.write_text('{"temperature": 1.75}')  # of a run from before label sets
     old = AnswerCalibration.read(file, "copy it again")
     assert (old.temperature, old.scores) == (1.75, None)
@@ -143,7 +198,15 @@ def test_a_calibration_is_read_as_it_was_written(tmp_path: Path) -> None:
         file.write_text(text)
         with refused("temperature.json", "no positive number", "copy it again"):
             AnswerCalibration.read(file, "copy it again")
-    for scores in ("[0.5, 0.2]", "[1.5]", "[NaN]", '["a"]', "3", "[[0.1]]", '{"a": 1}'):
+    for scores in ("[0.5, 0.2]", "[1.5]", "[NaN]", "3", "[[0.1]]"):
         file.write_text('{"temperature": 1, "scores": ' + scores + "}")
-        with refused("temperature.json", "no ascending probabilities", "copy it again"):
+        with refused("temperature.json", "'scores' are no ascending probabilities", "copy it again"):
+            AnswerCalibration.read(file, "copy it again")
+    for shares in ("[0.5]", "[0.5, 0]", "[0.5, 1.5]", "[0.5, NaN]", "1"):
+        file.write_text('{"temperature": 1, "scores": [0.1, 0.2], "shares": ' + shares + "}")
+        with refused("temperature.json", "'shares' are not one part of a subject for each score", "copy it again"):
+            AnswerCalibration.read(file, "copy it again")
+    for parts in ('"scores": ["a"]', '"scores": {"a": 1}', '"scores": [0.1], "shares": ["a"]'):
+        file.write_text('{"temperature": 1, ' + parts + "}")
+        with refused("temperature.json", "'scores' or 'shares' are no lists of numbers", "copy it again"):
             AnswerCalibration.read(file, "copy it again")

@@ -31,64 +31,85 @@ class AnswerCalibration:
     """What a client's test samples say about the answers of one head. It is private: it tells how good they are.
 
     ``scores`` are the probabilities that the head gives to the samples' own labels, in ascending order. They are None
-    in a run from before label sets; its temperature may be missing, too.
+    in a run from before label sets; its temperature may be missing, too. ``shares`` say how large a part of its
+    subject each sample is; None where each is of its own.
     """
 
     temperature: float = 1.0
     scores: Tensor | None = None
+    shares: Tensor | None = None
 
     @classmethod
-    def fit(cls, logits: Tensor, labels: Tensor) -> AnswerCalibration:
-        """From a client's logits [n, K] of its test samples. Without any, the temperature is 1, and sets hold all."""
-        return cls.at(_temperatures(logits, labels, torch.ones(1, len(labels)))[0], logits, labels)
+    def fit(cls, logits: Tensor, labels: Tensor, subject: Tensor | None = None) -> AnswerCalibration:
+        """From a client's logits [n, K] of its test samples. Without any, the temperature is 1, and sets hold all.
+
+        ``subject`` [n] numbers whom each sample is of.
+        """
+        return cls.at(_temperatures(logits, labels, torch.ones(1, len(labels)))[0], logits, labels, subject)
 
     @classmethod
-    def at(cls, temperature: float, logits: Tensor, labels: Tensor) -> AnswerCalibration:
+    def at(cls, temperature: float, logits: Tensor, labels: Tensor, subject: Tensor | None = None) -> AnswerCalibration:
         """At a temperature, from the same."""
         own = (logits.double() / temperature).softmax(1).gather(1, labels[:, None])[:, 0]
-        return cls(temperature, own.sort().values)
+        return cls.of_scores(temperature, own, subject)
+
+    @classmethod
+    def of_scores(cls, temperature: float, scores: Tensor, subject: Tensor | None) -> AnswerCalibration:
+        """From scores in the order of the samples."""
+        ascending = scores.sort()
+        if subject is None:
+            return cls(temperature, ascending.values)
+        _, place, sizes = torch.unique(subject.to(scores.device), return_inverse=True, return_counts=True)
+        return cls(temperature, ascending.values, sizes.double().reciprocal()[place][ascending.indices])
 
     def p_values(self, probabilities: Tensor) -> Tensor:
         """The conformal p-value of every class [..., K]: how many samples had a true label no likelier than it.
 
         If the query is exchangeable with the client's test samples, the p-value of its true label is at most ``miss``
-        with a probability of at most ``miss`` (Vovk et al., 2005).
+        with a probability of at most ``miss`` (Vovk et al., 2005). Samples of one subject count as one together. Then
+        it is enough that the query's subject is exchangeable with the others (Lee, Barber and Willett, 2023).
         """
         if self.scores is None:
             raise FeddrmError(NO_SCORES)
         smaller = torch.searchsorted(self.scores, raised(probabilities.to(self.scores)).contiguous(), right=True)
-        return (smaller + 1).double() / (len(self.scores) + 1)
+        if self.shares is None:
+            return (smaller + 1).double() / (len(self.scores) + 1)
+        counted = torch.cat([self.shares.new_zeros(1), self.shares.cumsum(0)])
+        return (counted[smaller] + 1) / (counted[-1] + 1)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Temperature and scores, for a file of tensors."""
-        out = {"temperature": torch.tensor(self.temperature, dtype=torch.float64)}
-        return out if self.scores is None else {**out, "scores": self.scores}
+        """Temperature, scores and shares, for a file of tensors."""
+        parts = {"scores": self.scores, "shares": self.shares}
+        temperature = torch.tensor(self.temperature, dtype=torch.float64)
+        return {"temperature": temperature, **{name: part for name, part in parts.items() if part is not None}}
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor], path: Path, remedy: str) -> AnswerCalibration:
         """From the tensors of a file; an older one may have no temperature or no scores."""
         try:
-            return cls(float(tensors.get("temperature", 1.0)), checked_scores(tensors.get("scores")))
+            return cls(float(tensors.get("temperature", 1.0)), *checked(tensors.get("scores"), tensors.get("shares")))
         except ValueError as error:
-            raise broken(path, "'scores' are no ascending probabilities", remedy) from error
+            raise broken(path, str(error), remedy) from error
 
     def file(self) -> bytes:
         """The content of a trained model's file. That of a refitted head is part of the head's."""
-        scores = {} if self.scores is None else {"scores": self.scores.tolist()}
-        return json_bytes({"temperature": self.temperature, **scores})
+        return json_bytes({name: part.tolist() for name, part in self.tensors().items()})
 
     @classmethod
     def read(cls, file: Path, remedy: str) -> AnswerCalibration:
         """The calibration of a client's trained model."""
         content = read_json(file, remedy)
-        value, scores = content.get("temperature"), content.get("scores")
+        value, scores, shares = (content.get(name) for name in ("temperature", "scores", "shares"))
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
             raise broken(file, "'temperature' is no positive number", remedy)
         try:
-            sorted_scores = None if scores is None else torch.tensor(scores, dtype=torch.float64)
-            return cls(float(value), checked_scores(sorted_scores))
+            parts = [None if part is None else torch.tensor(part, dtype=torch.float64) for part in (scores, shares)]
         except (TypeError, ValueError) as error:
-            raise broken(file, "'scores' are no ascending probabilities", remedy) from error
+            raise broken(file, "'scores' or 'shares' are no lists of numbers", remedy) from error
+        try:
+            return cls(float(value), *checked(*parts))
+        except ValueError as error:
+            raise broken(file, str(error), remedy) from error
 
 
 def raised(probabilities: Tensor) -> Tensor:
@@ -96,13 +117,17 @@ def raised(probabilities: Tensor) -> Tensor:
     return probabilities + TIED * probabilities * (1 - probabilities) + 1e-15
 
 
-def checked_scores(scores: Tensor | None) -> Tensor | None:
-    """The scores; a ValueError if they are no probabilities in ascending order."""
+def checked(scores: Tensor | None, shares: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """Scores and shares; a ValueError if they are no probabilities in ascending order, or no parts of subjects."""
     if scores is None:
-        return None
+        return None, None
     if scores.ndim != 1 or not bool(((scores >= 0) & (scores <= 1)).all() and (scores.diff() >= 0).all()):
-        raise ValueError("no ascending probabilities")
-    return scores.double()
+        raise ValueError("'scores' are no ascending probabilities")
+    if shares is None:
+        return scores.double(), None
+    if shares.shape != scores.shape or not bool(((shares > 0) & (shares <= 1)).all()):
+        raise ValueError("'shares' are not one part of a subject for each score")
+    return scores.double(), shares.double()
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +135,7 @@ class HeldOutAnswers:
     """The answers of all clients' heads to test samples, calibrated without the sample.
 
     ``log_classes`` [m, N, K] are log-probabilities, ``p_values`` [m, N, K] those of the classes. A sample's
-    temperature is fitted without its fold; the scores behind its p-values are those of all other samples.
+    temperature is fitted without its fold; the scores behind its p-values are those of all other subjects' samples.
     """
 
     log_classes: Tensor
@@ -146,17 +171,32 @@ class HeldOutAnswers:
         held_out = part == torch.arange(FOLDS.used, device=own.device)[:, None]
         seen = torch.cat([torch.ones_like(held_out[:1]), ~held_out])
         first, *others = _temperatures(logits[own], labels[own], seen)
-        kept = AnswerCalibration.at(first, logits[own], labels[own])
+        kept = AnswerCalibration.at(first, logits[own], labels[own], subject)
+        subjects = len(own) if subject is None else len(torch.unique(subject))
         log_classes = (logits / kept.temperature).log_softmax(-1)
         p_values = kept.p_values(log_classes.exp()).to(logits)
         for temperature, held in zip(others, held_out, strict=True):
             answers = (logits[own] / temperature).log_softmax(-1)
-            right = answers.gather(1, labels[own][:, None]).exp()
-            found = answers[held].exp()
-            counts = (len(own) + 1) * AnswerCalibration(temperature, right[:, 0].sort().values).p_values(found)
+            right = answers.gather(1, labels[own][:, None])[:, 0].exp()
+            found, whom = answers[held].exp(), None if subject is None else subject[held.cpu()]
+            counts = (subjects + 1) * AnswerCalibration.of_scores(temperature, right, subject).p_values(found)
             log_classes[own[held]] = answers[held]
-            p_values[own[held]] = ((counts - (right[held] <= raised(found)).double()) / len(own)).to(p_values)
+            p_values[own[held]] = ((counts - _of_own_subject(right[held], found, whom)) / subjects).to(p_values)
         return kept, cls(log_classes, p_values)
+
+
+def _of_own_subject(right: Tensor, found: Tensor, subject: Tensor | None) -> Tensor:
+    """What part of every sample's own subject [n, K] had a true label no likelier than each class.
+
+    ``right`` [n] are the probabilities of the true labels, ``found`` [n, K] those of the classes.
+    """
+    if subject is None:
+        return (right[:, None] <= raised(found)).double()
+    out = torch.empty_like(found, dtype=torch.float64)
+    for number in torch.unique(subject):
+        rows = (subject == number).nonzero()[:, 0].to(found.device)
+        out[rows] = (right[rows] <= raised(found[rows])[:, :, None]).double().mean(2)
+    return out
 
 
 def _temperatures(logits: Tensor, labels: Tensor, seen: Tensor) -> list[float]:

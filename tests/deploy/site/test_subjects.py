@@ -13,7 +13,10 @@ from deployment import NAMES, Deployed, DirectTransport
 from feddrm.data import Client, Federation
 from feddrm.deploy.site.floors import Floors
 from feddrm.deploy.wire.messages import unpack
+from feddrm.io.run_files import RunFiles
 from feddrm.router import RouterSettings, fit_router, read_manifest
+from feddrm.router.answer_calibration import AnswerCalibration
+from feddrm.router.private_head import PrivateHead
 from refusal import refused
 
 pytestmark = pytest.mark.slow
@@ -25,6 +28,16 @@ def test_sites_hold_out_whole_subjects_as_one_process_does(deployed: Callable[..
     deployment = deployed(few=True, routing=routing)
     deployment.give_few_samples(subjects=11)
     deployment.server().go()
+    calibrated = RunFiles(deployment.site_folder("oslo")).client("oslo")
+    own = deployment.site("oslo").dataset.client(deployment.server().run_spec().classes).test
+    parts = torch.unique(own.subject, return_counts=True)[1].double().reciprocal()
+    for calibration in (
+        AnswerCalibration.read(calibrated.temperature_file, ""),
+        PrivateHead.read(calibrated.head_file, "").calibration,
+    ):
+        assert calibration.shares is not None, "label sets hold for new patients"
+        assert set(calibration.shares.tolist()) == set(parts.tolist())
+        assert float(calibration.shares.sum()) == pytest.approx(own.subjects)
     found, spec = read_manifest(deployment.run / "router")["notes"]["chosen"], deployment.server().run_spec()
     clients = tuple(deployment.site(name).dataset.client(spec.classes) for name in NAMES)
     settings = RouterSettings(**routing, competence=False, few_messages=True)  # type: ignore[arg-type]

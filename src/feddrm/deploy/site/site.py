@@ -209,7 +209,7 @@ class Site:
         own = {
             files.private_file: tensor_bytes(join_slots(private)),
             # The calibration stays here: it needs no message.
-            files.temperature_file: AnswerCalibration.fit(logits, labels).file(),
+            files.temperature_file: AnswerCalibration.fit(logits, labels, run.client.test.subject).file(),
         }
         artifact = received_artifact(request.tensors)
         head = run.fit.kept_head(artifact.fit) if artifact is not None and HEADS in artifact.files else None

@@ -198,10 +198,10 @@ class SiteFit:
         sample = MessageSamples(self.rows, message).outside(table, "class", None)
         correction = self._corrected(sample, probe, message.header["ridge"], None, CORRECTION_ROUNDS)
         rows = self.rows.of_test_samples(message, table)
-        calibration = AnswerCalibration.fit(logits_at(rows, probe + correction), self.site.client.test.y)
-        scores = {} if calibration.scores is None else {"scores": calibration.scores}
-        tensors = {"correction": correction.to(sample.x), **scores}
-        self.store.keep(KEPT_HEAD, {"temperature": calibration.temperature}, tensors)
+        test = self.site.client.test
+        calibration = AnswerCalibration.fit(logits_at(rows, probe + correction), test.y, test.subject)
+        head = PrivateHead(correction.to(sample.x), calibration, None)
+        self.store.keep(KEPT_HEAD, {"temperature": calibration.temperature}, head.tensors())
         return {}
 
     def kept_head(self, fit: str | None) -> PrivateHead | None:
@@ -209,7 +209,8 @@ class SiteFit:
         kept = self.store.recall(KEPT_HEAD)
         if kept is None:
             return None
-        calibration = AnswerCalibration(kept.header["temperature"], kept.tensors.get("scores"))
+        scores, shares = kept.tensors.get("scores"), kept.tensors.get("shares")
+        calibration = AnswerCalibration(kept.header["temperature"], scores, shares)
         return PrivateHead(kept.tensors["correction"], calibration, fit)
 
     def _curves(self, message: Message) -> dict[str, Tensor]:
