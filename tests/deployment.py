@@ -189,11 +189,13 @@ def private_leaves(folder: Path) -> list[str]:
     return leaves
 
 
-def in_one_process(method: str, plan: Plan, only: list[list[int]] | None = None) -> State:
+def in_one_process(
+    method: str | Method, plan: Plan, only: list[list[int]] | None = None, model: Model | None = None
+) -> State:
     """The final state of the same training in one process; ``only`` names the clients of every round."""
     federation = load("digits", clients=3, seed=7)
-    chosen = Method.make(method)
-    net = Model.make("mlp").build(federation.shape, 10, 3 if chosen.client_branch else None, plan.seed)
+    chosen = Method.make(method) if isinstance(method, str) else method
+    net = (model or Model.make("mlp")).build(federation.shape, 10, 3 if chosen.client_branch else None, plan.seed)
     leaves = {leaf: value.detach() for leaf, value in net.named_parameters()}
     state, schedule = first_state(chosen, leaves, 3), RoundSchedule(chosen, plan, 3, only)
     with cpu_kernels(net, plan.batch_size):

@@ -75,6 +75,15 @@ def known_fields(kind: type[Any], given: Mapping[str, Any], what: str) -> dict[s
     return typed(kind, given)
 
 
+def named(part: str, value: Any) -> dict[str, Any]:
+    """The name and the settings of one part of a configuration, such as its method; it may also be just a name."""
+    if isinstance(value, str):
+        return {"name": value}
+    if not isinstance(value, Mapping) or not isinstance(value.get("name", ""), str):
+        raise SettingError(f"{part}={value!r}: give a name, or a name and settings as 'key: value' lines")
+    return {str(key): setting for key, setting in value.items()}
+
+
 class Named:
     """The base of a family of frozen dataclasses that can be found by name.
 

@@ -9,6 +9,7 @@ import pytest
 from deployment import Deployed, assert_same, in_one_process
 from feddrm.engine import Plan
 from feddrm.methods import Method
+from feddrm.models import Model
 
 pytestmark = pytest.mark.slow
 
@@ -25,3 +26,14 @@ def test_two_rounds_end_with_the_same_bits_as_in_one_process(method: str, deploy
     assert {"communication": sent} == expected.communication.summary(2)
     assert whole["down"] > sent["bytes_down"]
     assert whole["up"] > sent["bytes_up"], "messages have headers"
+
+
+def test_settings_of_a_method_and_a_model_reach_the_sites(deployed: Callable[..., Deployed]) -> None:
+    method, model = {"name": "feddrm", "lam": 0.4}, {"name": "mlp", "hidden": [9, 7], "branch": 5}
+    deployment = deployed(training={"method": method, "model": model}, router=False)
+    deployment.server().go()
+    plan = Plan(rounds=2, local_steps=4, batch_size=16, lr=0.05)
+    chosen = Model.make("mlp", hidden=(9, 7), branch=5)
+    assert_same(deployment, in_one_process(Method.make("feddrm", lam=0.4), plan, model=chosen))
+    with pytest.raises(AssertionError):
+        assert_same(deployment, in_one_process(Method.make("feddrm", lam=0.5), plan, model=chosen))

@@ -24,6 +24,7 @@ from feddrm.cli.output import JsonFlag, print_json, print_table, resumable
 from feddrm.cli.report import AllFlag, print_report
 from feddrm.errors import SettingError
 from feddrm.plugins import require_plugins
+from feddrm.registry import named
 
 if TYPE_CHECKING:
     from feddrm.runs import Run
@@ -113,7 +114,7 @@ def train(
     require_plugins(settings.pop("plugins", None), str(config))
     parts: dict[str, dict[str, Any]] = {}
     for part in ("data", "method", "model", "evaluation"):
-        parts[part] = _part(part, settings.pop(part, None) or {})
+        parts[part] = named(part, settings.pop(part, None) or {})
     for part, name in (("data", data), ("method", method), ("model", model)):
         if name is not None and name != parts[part].get("name"):
             parts[part] = {"name": name}
@@ -282,15 +283,6 @@ def setting_names(parts: dict[str, dict[str, Any]]) -> dict[str, set[str]]:
         "training": [Plan, Machine],
     }
     return {part: {f.name for kind in members for f in fields(kind)} for part, members in kinds.items()}
-
-
-def _part(part: str, value: Any) -> dict[str, Any]:
-    """The settings of one part of a configuration, which may also be just a name."""
-    if isinstance(value, str):
-        return {"name": value}
-    if not isinstance(value, dict) or not isinstance(value.get("name", ""), str):
-        raise SettingError(f"{part}={value!r}: give a name, or a name and settings as 'key: value' lines")
-    return {str(key): setting for key, setting in value.items()}
 
 
 def _train(

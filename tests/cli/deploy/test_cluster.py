@@ -12,13 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 pytest.importorskip("flwr")
 
 from feddrm.cli import main
+from feddrm.data import load
 from feddrm.deploy import local_cluster
 from feddrm.deploy.process_lock import only_process
 from feddrm.deploy.provision import wheel
+from feddrm.methods import Method
+from feddrm.runs.config import resolve
 
 
 @dataclass
@@ -118,6 +122,12 @@ def test_plain_text_is_warned_of(feddrm: Feddrm, tmp_path: Path) -> None:
         (["--clients", "oslo,lima", "--method", "fedrdm"], "feddrm", 2),
         (["--clients", "oslo,lima", "--quorum", "3"], "quorum=3", 2),
         (["--clients", "oslo,lima", "--rounds", "0"], "rounds=0", 2),
+        (["--clients", "oslo,lima", "--set", "lam=7"], "lam=7.0", 2),
+        (["--clients", "oslo,lima", "--set", "lan=0.7"], "no such setting; did you mean 'lam'?", 2),
+        (["--clients", "oslo,lima", "--set", "training.device=cuda"], "no training setting 'device'", 2),
+        (["--clients", "oslo,lima", "--set", "data.seed=1"], "there are no settings of 'data' here", 2),
+        (["--clients", "oslo,lima", "--set", "model.hidden=[3]"], "name the model, too (--model)", 2),
+        (["--clients", "oslo,lima", "--config", "none.yaml"], "cannot read none.yaml", 1),
         (["--clients", "oslo,lima", "--host", "münchen.example"], "xn--mnchen-3ya.example", 2),
         (["--clients", "oslo,lima", "--host", ""], "give a host name", 2),
         (["--clients", "oslo,lima", "--host", "server.example:8000"], "give a host name", 2),
@@ -131,6 +141,30 @@ def test_a_mistake_is_refused_in_one_line(
     assert (made.returncode, made.stderr.count("\n")) == (code, 1), made.stderr
     assert complaint in made.stderr
     assert not (tmp_path / "f").exists()
+
+
+def test_init_takes_what_to_train_from_a_configuration(feddrm: Feddrm, tmp_path: Path) -> None:
+    """That of a run, or the best one of a search; data, evaluation and machine are not the sites'."""
+    federation = load("digits", clients=3, seed=7)
+    found = resolve(federation, method=Method.make("feddrm", lam=0.6), lr=0.11, rounds=9, clip=1.0, device="cpu")
+    (tmp_path / "best.yaml").write_text(yaml.safe_dump(found.as_dict()))
+
+    def training(*words: str) -> dict[str, Any]:
+        made = feddrm("init", str(tmp_path / f"f{words}"), "--clients", "oslo,lima", *words)
+        assert made.returncode == 0, made.stderr
+        return dict(yaml.safe_load((tmp_path / f"f{words}" / "server" / "federation.yaml").read_text())["training"])
+
+    config = ("--config", str(tmp_path / "best.yaml"))
+    whole = training(*config)
+    assert whole["method"] == {"name": "feddrm", "lam": 0.6}
+    assert whole["model"] == {"name": "mlp", "hidden": [128, 64], "branch": 64}
+    again = resolve(federation, **{**whole, "method": Method.make("feddrm", lam=0.6)}).as_dict()
+    assert again == found.as_dict()
+    changed = training(*config, "--lr", "0.2", "--set", "lam=0.8", "--set", "participation=0.5")
+    assert changed == {**whole, "lr": 0.2, "participation": 0.5, "method": {"name": "feddrm", "lam": 0.8}}
+    assert training(*config, "--method", "fedavg")["method"] == "fedavg", "the settings are another method's"
+    assert training("--set", "mu=0.3", "--method", "fedproxft") == {"method": {"name": "fedproxft", "mu": 0.3}}
+    assert training() == {"method": "feddrm"}
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from deployment import NAMES, Deployed
 from feddrm.deploy import local_cluster
 from feddrm.deploy.server.federation_settings import FederationSettings
 from feddrm.errors import SettingError
+from feddrm.methods import Method
 from refusal import refused
 
 pytestmark = pytest.mark.slow
@@ -151,7 +152,17 @@ def test_a_comparison_of_another_form_is_refused(tmp_path: Path) -> None:
         ("deadlin: 5", "no federation setting 'deadlin'; did you mean 'deadline'?"),
         ("training: {rounds: many}", "training: rounds='many': give a whole number"),
         ("training: {rounds: 0}", "training: rounds=0: give at least 1"),
-        ("training: {method: {name: feddrm}}", "training: method={'name': 'feddrm'}: give text"),
+        ("training: {method: 3}", "training: method=3: give a name, or a name and settings as 'key: value' lines"),
+        ("training: {method: {name: feddrm, lam: 7}}", "training: lam=7.0: the weight of the class loss must lie in"),
+        (
+            "training: {method: {name: feddrm, lamb: 1}}",
+            "training: 'feddrm' has no setting 'lamb'; did you mean 'lam'?",
+        ),
+        ("training: {model: {name: mlp, hiden: [3]}}", "training: 'mlp' has no setting 'hiden'"),
+        (
+            "training: {rounds: 5, method: {name: fedavgft, tuning: 9}}",
+            "training: fedavgft: 9 fine-tuning rounds do not fit into 5",
+        ),
         ("training: {method: fed3r}", "training: method=fed3r: it has no rounds, which sites train in"),
         ("training: {model: onnx}", "training: model=onnx: it has no rounds, which sites train in"),
         ("training: {model: lenett}", "training: unknown model 'lenett'; did you mean 'lenet'?"),
@@ -174,6 +185,17 @@ def test_an_error_names_file_key_value_and_remedy(written: str, reason: str, tmp
         FederationSettings.read(tmp_path)
     assert str(caught.value).startswith(f"{tmp_path / 'federation.yaml'}: {reason}")
     assert isinstance(caught.value, SettingError)
+
+
+def test_method_and_model_may_have_settings(tmp_path: Path) -> None:
+    """As in the config.yaml of a run."""
+    (tmp_path / "federation.yaml").write_text(
+        "{clients: [oslo, lima], training: {method: {name: feddrm, lam: '0.5'}, model: {hidden: [3]}}}"
+    )
+    settings = FederationSettings.read(tmp_path)
+    assert settings.method == Method.make("feddrm", lam=0.5)
+    assert FederationSettings(("oslo", "lima"), training={"method": "fedavg"}).method == Method.make("fedavg")
+    assert FederationSettings(("oslo", "lima")).method == Method.make("feddrm")
 
 
 def test_numbers_may_be_written_as_yaml_takes_them_for_text(tmp_path: Path) -> None:

@@ -10,12 +10,14 @@ from typing import Annotated, Any
 import typer
 
 from feddrm.checks.ports import FEDERATION
-from feddrm.cli.data_options import DataDir, Download, given_settings
+from feddrm.cli.data_options import DataDir, Download, given_settings, sectioned_settings
 from feddrm.cli.deploy import members, monitor
 from feddrm.cli.deploy.members import require_flower
 from feddrm.cli.output import JsonFlag, print_json, print_table
 from feddrm.errors import SettingError
+from feddrm.plugins import require_plugins
 from feddrm.progress import progress_bar
+from feddrm.registry import Named, named
 
 app = typer.Typer(help="Train over a network with Flower.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -31,13 +33,23 @@ def init(
     data: Annotated[str | None, typer.Option(help="For trying out: every site gets a share of this dataset.")] = None,
     data_dir: DataDir = None,
     download: Download = False,
-    method: Annotated[str, typer.Option(help="A name from 'feddrm methods'.")] = "feddrm",
+    config: Annotated[
+        Path | None,
+        typer.Option(help="What to train, from the config.yaml of a run or from 'feddrm tune'; options change it."),
+    ] = None,
+    method: Annotated[str | None, typer.Option(help="A name from 'feddrm methods' (default: feddrm).")] = None,
     model: Annotated[str | None, typer.Option(help="A name from 'feddrm models'.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds of training (default: 40; photographs: 800).")] = None,
     local_steps: Annotated[int | None, typer.Option(help="Training steps of a site per round (default: 10).")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Samples per step (default: 32; photographs: 128).")] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate (default: 0.05; photographs: 0.3).")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of parameters and batches (default: 2025).")] = None,
+    extra: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="method.KEY=VALUE", help="Any other setting: method.KEY, model.KEY, training.KEY."
+        ),
+    ] = None,
     deadline: Annotated[float, typer.Option(help="Seconds that a site has to answer one message.")] = 600.0,
     quorum: Annotated[int, typer.Option(help="How many sites must answer for a round to count.")] = 1,
     router: Annotated[bool, typer.Option(help="Fit the exact router after training.")] = True,
@@ -66,9 +78,8 @@ def init(
     from feddrm.deploy.server.federation_settings import FederationSettings, check_host
     from feddrm.deploy.server.site_keys import KEYS
 
-    training = given_settings(
-        method=method, model=model, rounds=rounds, local_steps=local_steps, batch_size=batch_size, lr=lr, seed=seed
-    )
+    plan = given_settings(rounds=rounds, local_steps=local_steps, batch_size=batch_size, lr=lr, seed=seed)
+    training = _training(config, {"method": method, "model": model}, plan, extra)
     if (clip is None) != (noise is None):
         raise SettingError("differential privacy needs both --clip and --noise")
     names = tuple(name.strip() for name in clients.split(",") if name.strip())
@@ -102,6 +113,46 @@ def init(
     typer.echo(f"wrote {folder}: see {folder / 'README.md'}")
     if plain_text:
         typer.echo("plain text: everybody on the network can read and change what is sent", err=True)
+
+
+def _training(
+    config: Path | None, names: Mapping[str, str | None], plan: dict[str, Any], extra: list[str] | None
+) -> dict[str, Any]:
+    """What the sites train. Of a configuration, data, evaluation and machine are left out: they are not the sites'."""
+    from feddrm.cli.train import setting_names
+    from feddrm.engine import Plan
+    from feddrm.io.text import read_config
+    from feddrm.methods import Method
+    from feddrm.models import Model
+    from feddrm.runs.config import training_settings
+    from feddrm.typed_settings import typed
+
+    settings = read_config(config) if config is not None else {}
+    require_plugins(settings.pop("plugins", None), str(config))
+    parts = {part: named(part, settings.pop(part, None) or {}) for part in ("data", "evaluation", *names)}
+    for part, name in names.items():
+        if name is not None and name != parts[part].get("name"):
+            parts[part] = {"name": name}
+    parts["method"].setdefault("name", "feddrm")
+    plan = training_settings(settings)[0] | plan
+    sections = setting_names({**parts, "data": {}}) if extra else {}
+    for part, values in sectioned_settings(
+        extra, {part: sections.get(part, ()) for part in (*names, "training")}
+    ).items():
+        (plan if part == "training" else parts[part]).update(values)
+    if "name" not in parts["model"] and parts["model"]:
+        raise SettingError(f"--set model.{next(iter(parts['model']))}=...: name the model, too (--model)")
+    made = {part: _settings(kind, parts[part]) for part, kind in (("method", Method), ("model", Model)) if parts[part]}
+    return {**made, **typed(Plan, plan)}
+
+
+def _settings(kind: type[Named], part: Mapping[str, Any]) -> str | dict[str, Any]:
+    """A method or model as a file has it: its name, with the settings that were given."""
+    given = {key: value for key, value in part.items() if key != "name"}
+    made = kind.make(part["name"], **given)
+    values = {key: getattr(made, key) for key in given}
+    plain = {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
+    return {"name": made.name, **plain} if plain else made.name
 
 
 @app.command()

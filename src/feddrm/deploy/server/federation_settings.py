@@ -24,7 +24,7 @@ from feddrm.io.run_files import check_client_names
 from feddrm.io.text import json_bytes, read_json
 from feddrm.methods import Method
 from feddrm.models import Model
-from feddrm.registry import known_fields, nearest
+from feddrm.registry import known_fields, named, nearest
 from feddrm.router import RouterSettings
 from feddrm.router.features.base import Raw
 from feddrm.router.settings import Holdout
@@ -39,8 +39,8 @@ HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
 class TrainingNames(TypedDict):
     """The types of the settings in ``training`` that are no fields of the plan."""
 
-    method: str
-    model: str | None
+    method: str | Mapping[str, Any]
+    model: str | Mapping[str, Any] | None
     recipe: str | None
 
 
@@ -61,7 +61,8 @@ class WatchSettings(TypedDict):
 class FederationSettings:
     """Who takes part, what is trained, and how long a site may take.
 
-    ``training`` holds options of ``feddrm train``: method, model, rounds, lr, seed and so on. ``deadline``
+    ``training`` holds options of ``feddrm train``: method, model, rounds, lr, seed and so on; method and model may have
+    settings of their own beside their ``name``. ``deadline``
     is how many seconds a site has to answer one message. ``quorum`` is how many sites must answer for a
     round to count. A new name for ``run`` starts a new training from the beginning. ``watch`` names the ``port`` of
     the page and the metrics that show the training on the server's own machine. With ``secure_aggregation`` the
@@ -83,6 +84,12 @@ class FederationSettings:
     port: int = FEDERATION
     insecure: bool = False
     watch: dict[str, int] | None = None
+
+    @property
+    def method(self) -> Method:
+        """The method with its settings."""
+        given = named("method", self.training.get("method") or {})
+        return Method.make(given.pop("name", "feddrm"), **given)
 
     @property
     def local(self) -> bool:
@@ -178,15 +185,16 @@ class FederationSettings:
             if key not in allowed:
                 known = f"(there are: {', '.join(sorted(allowed))})"
                 raise SettingError(f"no training setting '{key}'{nearest(str(key), allowed)} {known}")
-        method = Method.make(self.training.get("method", "feddrm"))
-        model = self.training.get("model")
-        if method.closed_form or (model is not None and Model.find(model).frozen):
-            name = f"method={method.name}" if method.closed_form else f"model={model}"
+        method, given = self.method, named("model", self.training.get("model") or {})
+        model = Model.make(given.pop("name"), **given) if "name" in given else None  # else the data decide on one
+        if method.closed_form or (model is not None and model.frozen):
+            name = f"method={method.name}" if method.closed_form or model is None else f"model={model.name}"
             raise SettingError(f"{name}: it has no rounds, which sites train in: use 'feddrm fit', or choose another")
-        given = {key: value for key, value in self.training.items() if key not in apart}
-        check_recipe(self.training.get("recipe"), given)
-        plan = Plan(**given)
+        values = {key: value for key, value in self.training.items() if key not in apart}
+        check_recipe(self.training.get("recipe"), values)
+        plan = Plan(**values)
         plan.check()
+        method.check(plan.rounds)
         return method, plan
 
     def _check_secure_aggregation(self, method: Method, plan: Plan) -> None:

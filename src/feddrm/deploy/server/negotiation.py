@@ -34,7 +34,7 @@ def make_run_spec(settings: FederationSettings, hellos: Hellos) -> RunSpec:
     first = next(iter(hellos.values()))
     for name, hello in hellos.items():
         _check_masks(settings, name, hello)
-    training = {**settings.training, "device": "cpu", "data": {}}
+    training = {**settings.training, "method": settings.method, "device": "cpu", "data": {}}
     clients = tuple(blank_client(name, first["shape"], first["dtype"]) for name in hellos)
     config = resolve(Federation(DEPLOYED, clients, classes, SOURCE), **training)
     if settings.privacy is not None:
