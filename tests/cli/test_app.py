@@ -64,6 +64,19 @@ def test_a_group_without_a_command_prints_its_help(words: list[str], capsys: pyt
     assert re.search(r"^Commands:$", shown, re.MULTILINE)
 
 
+@pytest.mark.parametrize("group", ["", "data", "router", "bench", "drm", "paper", "deploy"])
+def test_what_a_command_does_fits_into_its_line_of_the_list(
+    group: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The list shows the first sentence of a command's help, and cuts it where a terminal of 80 columns ends."""
+    monkeypatch.setenv("COLUMNS", "80")
+    code, text, _ = call(capsys, *group.split(), "--help")
+    commands = text.partition("Commands:\n")[2].splitlines()
+    assert code == 0
+    assert len(commands) > 1
+    assert not [line for line in commands if not line.endswith((".", ")")) or line.endswith("...")]
+
+
 @pytest.mark.slow
 def test_a_shell_completes_commands_and_options() -> None:
     def completed(line: str) -> list[str]:

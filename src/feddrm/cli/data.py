@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from feddrm.tables.table_schema import TableSchema
 
 app = typer.Typer(
-    help="Show a federation: sizes, classes and shifts; draft a table schema.",
+    help="Show a federation; draft a table schema.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -55,7 +55,7 @@ def info(
     sort: Annotated[str | None, typer.Option(help="Sort by name, train or test (largest first).")] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Print the sizes, the class counts and the shift of every client, and how every column of a table is read.
+    """Print sizes, class counts and shift of every client. Of a table, also how every column is read.
 
     Of more than 30 clients it prints the first and the last ten, by training samples unless --sort says otherwise.
 
@@ -155,7 +155,7 @@ def show(
     download: Download = False,
     extra: Extra = None,
 ) -> None:
-    """Draw the shift of every client, and a heat map of the samples per client and class.
+    """Draw every client's shift and its samples per class.
 
     Example: feddrm data show digits --out digits.png
     """
@@ -191,7 +191,7 @@ def schema(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The file to write (default: print it).")] = None,
 ) -> None:
-    """Draft a table schema for csv data: edit it, then give it to every client.
+    """Draft a table schema for csv data. Edit it, then give it to every client.
 
     Centres and scales are rounded statistics of the tables you name: name some that may be shown.
 

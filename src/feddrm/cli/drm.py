@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from feddrm.drm import Analysis
 
 app = typer.Typer(
-    help="Fit density ratio models to plain samples; check the theory by experiment.",
+    help="Fit density ratio models to samples; check the theory.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -66,7 +66,7 @@ def fit(
     ] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Compare several samples: density ratios against the first, tests, quantiles, means, goodness of fit.
+    """Compare several samples by density ratios against the first. Tests, quantiles, means, goodness of fit.
 
     Example: feddrm drm fit a.csv b.csv c.csv --basis auto --out analysis.html
     """
@@ -161,7 +161,7 @@ def example(
     folder: Annotated[Path, typer.Argument(help="Folder for a.csv, b.csv and c.csv.")] = Path(),
     seed: Seed = 1,
 ) -> None:
-    """Write three small normal samples to try the fit on; b has a larger variance than a, c another mean.
+    """Write three small normal samples to try the fit on. b has a larger variance than a, c another mean.
 
     Example: feddrm drm example
     """
@@ -186,7 +186,7 @@ def drift(
     out: Picture = None,
     json: JsonFlag = False,
 ) -> None:
-    """Gradient drift of the client head and the class head: ten classes, three clients, six settings.
+    """Measure the gradient drift of client head and class head. Ten classes, three clients, six settings.
 
     Example: feddrm drm drift --out drift.png
     """
@@ -215,7 +215,7 @@ def tradeoff(
     out: Picture = None,
     json: JsonFlag = False,
 ) -> None:
-    """The effect of lambda, the weight of the class loss, compared with the paper's theorem and lemma.
+    """Measure the effect of lambda, the weight of the class loss. It is compared with the paper's theorem and lemma.
 
     Example: feddrm drm tradeoff --out tradeoff.png
     """

@@ -48,7 +48,7 @@ def fit(
     ] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Fit router and heads on frozen features in closed form: every client sends its sums once, there are no rounds.
+    """Fit router and heads on frozen features, without rounds. Every client sends its sums once.
 
     Example: feddrm fit --data digits --out runs/frozen
     """

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from feddrm.paper.runner import CellOutcome, Runner
 
 app = typer.Typer(
-    help="Reproduce the paper: run its grid, print its tables, draw its figures.",
+    help="Reproduce the paper's grid, tables and figures.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -50,7 +50,7 @@ def list_cells(
     device: Device = None,
     json: JsonFlag = False,
 ) -> None:
-    """List which cells are done, half done or missing, with the time that each took or will probably take.
+    """List which cells are done, half done or missing. It shows the time that each took or will probably take.
 
     Example: feddrm paper list --only lambda
     """
@@ -110,7 +110,7 @@ def run(
     ] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Run the missing cells, the most valuable first; half-done cells continue where they stopped.
+    """Run the missing cells, the most valuable first. Half-done cells continue where they stopped.
 
     Several calls may run at the same time, on one GPU or several: each takes cells that no other call is running.
 
@@ -157,7 +157,7 @@ def table(
     grid: GridName = "paper",
     results: Results = None,
 ) -> None:
-    """Print a table with our figures, the paper's and the difference; cells not run yet are marked as missing.
+    """Print a table with our figures, the paper's, the difference. Cells not run yet are marked as missing.
 
     Example: feddrm paper table main --format latex
     """

@@ -29,7 +29,7 @@ def report(
     everything: AllFlag = False,
     json: JsonFlag = False,
 ) -> None:
-    """Say what one run or several show, print their main measures, and write an HTML page with all figures.
+    """Report on runs: a sentence, a table, an HTML page. The page has all figures.
 
     Runs that differ by their seed alone are one row: mean and standard deviation over seeds.
 

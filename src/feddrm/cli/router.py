@@ -48,7 +48,7 @@ QueryFiles = Annotated[
 ]
 
 app = typer.Typer(
-    help="Export a fitted router, add a client to it, or remove clients from it.",
+    help="Export a fitted router; add or remove clients.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -56,7 +56,7 @@ app = typer.Typer(
 
 @app.callback()
 def router() -> None:
-    """Export a fitted router, add a client to it, or remove clients from it."""
+    """Export a fitted router; add or remove clients."""
 
 
 @app.command(cls=PluginCommand)
@@ -70,7 +70,7 @@ def export(
     views: Views = None,
     json: JsonFlag = False,
 ) -> None:
-    """Write a run's router as one ONNX file: from network inputs, or features, to the probability of each client.
+    """Write a run's router as one ONNX file. It turns network inputs, or features, into the clients' probabilities.
 
     Example: feddrm router export runs/first --out router.onnx
     """
@@ -125,7 +125,7 @@ def join(
     data_dir: DataDir = None,
     json: JsonFlag = False,
 ) -> None:
-    """Add a client to a run's router: only the router is fitted again, from where it stands.
+    """Add a client to a run's router. Only the router is fitted again, from where it stands.
 
     Example: feddrm router join runs/first lyon scans-of-lyon --out router-with-lyon
     """
@@ -177,7 +177,7 @@ def fit_router(
     data_dir: DataDir = None,
     json: JsonFlag = False,
 ) -> None:
-    """Fit the exact router of a finished run, measure it, write router/ and add to the summary.
+    """Fit the exact router of a finished run, and measure it. It writes router/ and adds to the summary.
 
     Example: feddrm fit-router runs/first
     """
@@ -315,7 +315,7 @@ def predict(
     csv: Annotated[bool, typer.Option("--csv", help="Print the answers as csv.")] = False,
     json: JsonFlag = False,
 ) -> None:
-    """Answer queries from a run's folder, without a server: route each one and ask the chosen client for a label.
+    """Answer queries from a run's folder, without a server. Each is routed, and the chosen client is asked for a label.
 
     Example: feddrm predict runs/first scan.png --out answers.csv
     """

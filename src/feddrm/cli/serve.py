@@ -114,7 +114,7 @@ def serve(
     samples: Annotated[bool, typer.Option(help="Show the run's sample pictures in the console.")] = True,
     log_level: LogLevel = None,
 ) -> None:
-    """Serve a run's router: route queries, ask the clients, show both in a console.
+    """Serve a run's router: route queries and ask the clients. A console shows both.
 
     Example: feddrm serve runs/first --demo
     """
@@ -180,7 +180,7 @@ def serve_client(
     trace_rate: TraceRate = None,
     log_level: LogLevel = None,
 ) -> None:
-    """Answer queries with a client's private leaves (Open Inference Protocol v2); they stay on this machine.
+    """Answer queries with one client's model. It speaks the Open Inference Protocol v2; private leaves stay here.
 
     Example: feddrm serve-client runs/first/clients/fax --port 9001
     """
@@ -260,7 +260,7 @@ def query(
     csv: Annotated[bool, typer.Option("--csv", help="Print the answers as csv.")] = False,
     json: JsonFlag = False,
 ) -> None:
-    """Ask a gateway which client a picture or a table's row belongs to, or what the answer is.
+    """Ask a gateway about a picture or a table's row. Which client it belongs to, or what the answer is.
 
     Example: feddrm query http://127.0.0.1:8080 patients.csv --predict --ignore id
     """

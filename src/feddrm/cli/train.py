@@ -186,7 +186,7 @@ def evaluate(
     data_dir: DataDir = None,
     json: JsonFlag = False,
 ) -> None:
-    """Print the accuracies of a run: from its summary, or from its last evaluated round if it is not finished.
+    """Print the accuracies of a run. If it is not finished, they are those of its last evaluated round.
 
     With --views, as in 'feddrm evaluate RUN --views 8', the run is measured again on its test samples, after its last
     round, with one view and with eight. Nothing is trained or written.
@@ -239,7 +239,7 @@ def demo(
     everything: AllFlag = False,
     json: JsonFlag = False,
 ) -> None:
-    """Train FedDRM with its exact router, FedAvg, FedAvg with fine-tuning and local models on the digits; compare them.
+    """Compare FedDRM with other methods on the digits. FedAvg, FedAvg with fine-tuning, local models.
 
     Example: feddrm demo --out runs/demo
     """

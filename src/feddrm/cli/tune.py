@@ -70,7 +70,7 @@ def tune(
     ] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Search for the best learning rate on held-out training samples; test samples are never read.
+    """Search for the best learning rate on held-out samples. Test samples are never read.
 
     Many candidates train a little, the better half goes on. 'best.yaml' then has the settings of a whole run: the usual
     ones, unless others are better by more than the standard error.

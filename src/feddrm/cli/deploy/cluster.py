@@ -68,7 +68,7 @@ def init(
         bool, typer.Option("--plain-text", help="No TLS and no node authentication: others can read what is sent.")
     ] = False,
 ) -> None:
-    """Write a project: certificates, keys, a folder for the server and for every site, start scripts, instructions.
+    """Write a project: keys, certificates, folders, start scripts. Server and sites get a folder each.
 
     Example: feddrm deploy init federation --clients oslo,lima,pune --data digits
     """
@@ -157,7 +157,7 @@ def _settings(kind: type[Named], part: Mapping[str, Any]) -> str | dict[str, Any
 
 @app.command()
 def up(folder: Project, json: JsonFlag = False) -> None:
-    """Start the server and every site of a project on this machine, except those that run already.
+    """Start the server and all sites of a project. Those that run already on this machine go on.
 
     Example: feddrm deploy up federation
     """
@@ -210,7 +210,7 @@ def run(
 
 @app.command()
 def status(folder: Place, json: JsonFlag = False) -> None:
-    """Show which processes run here, how far the training is, and whom the server waits for.
+    """Show how far the training is, and whom it waits for. It also shows which processes run here.
 
     In a site's folder: whether the site is connected, and what it knows of the run.
 
