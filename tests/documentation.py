@@ -26,10 +26,10 @@ NOT_RUN = {
     "feddrm deploy init federation --clients oslo,lima,pune --data digits --host server": "for docker compose",
     "feddrm serve RUN --clients clients.yaml --host 0.0.0.0": "needs an issuer; tests/serve/oidc has one of its own",
     "feddrm serve runs/first --demo --trace-endpoint": "needs a collector; tests/serve/telemetry has one of its own",
-    "feddrm train --data cifar10 --clients 1000": "needs a card",
+    "feddrm train --data cifar10 --clients 1000": "needs a GPU",
 }
-# Scripts for several cards and for a cluster. tests/cli/test_paper.py shares a grid among processes.
-NOT_RUN_SCRIPTS = ("for card in", "#!/bin/bash")
+# Scripts for several GPUs and for a cluster. tests/cli/test_paper.py shares a grid among processes.
+NOT_RUN_SCRIPTS = ("for gpu in", "#!/bin/bash")
 
 
 def blocks(page: str, *kinds: str) -> list[tuple[str, str]]:

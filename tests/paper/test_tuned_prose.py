@@ -68,7 +68,7 @@ def test_what_a_tuned_rate_is_worth_reads_as_measured() -> None:
         if not seconds.get("beside"):
             alone.append(search["seconds"] / ((seconds["wall"] or seconds["total"]) + seconds["router"]))
     assert (
-        f"took {span(alone, 2)} times a run with its router, in the {len(alone)} searches that had the card" in recipes
+        f"took {span(alone, 2)} times a run with its router, in the {len(alone)} searches that had the GPU" in recipes
     )
     took = json.loads((ROOT / "results/bench/search_cost_h200.json").read_text())["seconds"]
     both, alone = took["search"] / (took["run"] + took["router"]), took["search"] / took["run"]

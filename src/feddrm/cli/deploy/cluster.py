@@ -53,7 +53,7 @@ def init(
     deadline: Annotated[float, typer.Option(help="Seconds that a site has to answer one message.")] = 600.0,
     quorum: Annotated[int, typer.Option(help="How many sites must answer for a round to count.")] = 1,
     router: Annotated[bool, typer.Option(help="Fit the exact router after training.")] = True,
-    heads: Annotated[bool, typer.Option(help="Fit the exact class heads, too: three times as many messages.")] = False,
+    heads: Annotated[bool, typer.Option(help="Fit the exact class heads, too: over a hundred messages more.")] = False,
     clip: Annotated[float | None, typer.Option(help="Differential privacy: largest norm of a change.")] = None,
     noise: Annotated[float | None, typer.Option(help="Differential privacy: noise, in units of clip.")] = None,
     host: Annotated[
