@@ -16,8 +16,8 @@ from feddrm.engine import (
     train_client,
 )
 from feddrm.engine.rounds import check_mask
-from feddrm.methods import Ditto, FedAvg, FedRep, Phase, Statistics
-from feddrm.methods.losses import classify
+from feddrm.methods import Ditto, FedAvg, FedAvgFT, FedRep, Phase, Statistics
+from feddrm.methods.losses import classify, masked_mean
 from feddrm.models import Mlp
 from refusal import refused
 
@@ -109,3 +109,56 @@ def test_a_method_that_counts_places_without_a_sample_is_refused(federation, pha
                 continue
             with refused("depend on places of a batch without a sample", "masked_mean(values, batch.mask)"):
                 check_mask(*arguments)
+
+
+def far_from(slot):
+    def loss(net, slots, batch):
+        gap = net(slots["model"], batch.x).features - net(slots[slot], batch.x).features
+        return classify(net, slots, batch) + gap.square().mean()
+
+    return loss
+
+
+class AgainstReceived(FedAvg):
+    """A term against the last local model: zero as long as all models are equal, its gradient too."""
+
+    def phases(self, stage):
+        return (Phase(1, far_from("last")),)
+
+    def start(self, leaves):
+        return leaves, {"last": leaves}
+
+    def begin(self, received, private):
+        return {**private, "model": received}
+
+    def finish(self, slots, stage):
+        return slots["model"], {"last": slots["model"]}
+
+
+class AgainstOwn(FedAvg):
+    """A term against sums that there are from round 2 on."""
+
+    def phases(self, stage):
+        def loss(net, slots, batch):
+            own = slots["own"]["features"] if "own" in slots else 0
+            gap = (net(slots["model"], batch.x).features - own).square().mean(1)
+            return classify(net, slots, batch) + (gap.mean() if "own" in slots else masked_mean(gap, batch.mask))
+
+        def sums(net, slots, batch):
+            return {"features": (net(slots["model"], batch.x).features * batch.mask[:, None]).sum(0)}
+
+        return Phase(1, loss), Statistics(1, sums, "own")
+
+
+class WhileTuning(FedAvgFT):
+    def phases(self, stage):
+        return (Phase(1, plain_mean if stage.tuning else classify),)
+
+
+@pytest.mark.parametrize(
+    "method", [AgainstReceived(), AgainstOwn(), WhileTuning()], ids=lambda method: type(method).__name__
+)
+def test_places_without_a_sample_that_count_in_later_rounds_are_found_before_the_first(federation, method):
+    schedule, state = RoundSchedule(method, PLAN, 4), first_state(method, LEAVES, 4)
+    with refused("depend on places of a batch without a sample"):
+        check_mask(schedule, functional(NET), Participant.of(federation, 0), state)
