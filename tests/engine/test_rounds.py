@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from contextlib import nullcontext
+
 import pytest
 import torch
 
-from feddrm.data import Participant, batch, draw_for
+from feddrm.data import Federation, Participant, batch, draw_for
 from feddrm.engine import (
     Plan,
     RoundSchedule,
@@ -18,7 +21,7 @@ from feddrm.engine import (
 from feddrm.engine.rounds import check_mask
 from feddrm.methods import Ditto, FedAvg, FedAvgFT, FedRep, Phase, Statistics
 from feddrm.methods.losses import classify, masked_mean
-from feddrm.models import Mlp
+from feddrm.models import Mlp, Net
 from refusal import refused
 
 PLAN = Plan(rounds=4, local_steps=2, batch_size=8, lr=0.1, seed=5)
@@ -162,3 +165,29 @@ def test_places_without_a_sample_that_count_in_later_rounds_are_found_before_the
     schedule, state = RoundSchedule(method, PLAN, 4), first_state(method, LEAVES, 4)
     with refused("depend on places of a batch without a sample"):
         check_mask(schedule, functional(NET), Participant.of(federation, 0), state)
+
+
+class Tokens(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = torch.nn.Embedding(5, 4)
+
+    def forward(self, x):
+        return self.table(x.long()).mean(1)
+
+
+def test_a_method_is_tried_on_samples_that_the_network_can_read():
+    """Half a token, and one less than zero, are none."""
+    net = Net(torch.nn.Sequential(OrderedDict(embedding=Tokens())), (torch.nn.Identity(), torch.nn.Linear(4, 2)))
+    leaves = {leaf: p.detach() for leaf, p in net.named_parameters()}
+    x, y = torch.arange(60).view(10, 6) % 5, torch.arange(10) % 2
+    tokens = Federation.from_arrays({"a": (x, y), "b": (x, y)})
+    for method, careless in ((FedAvg(), False), (WhileTuning(), True)):
+        arguments = (
+            RoundSchedule(method, PLAN, 2),
+            functional(net),
+            Participant.of(tokens, 0),
+            first_state(method, leaves, 2),
+        )
+        with refused("depend on places of a batch") if careless else nullcontext():
+            check_mask(*arguments)
