@@ -22,7 +22,7 @@ GAPS = frozenset(form for text in (*MISSING, UNKNOWN) for form in (text, text.up
 MAX_FLOAT32 = float(np.finfo(np.float32).max)
 FAR = 8.0  # standard deviations from the pooled mean beyond which a value without a declared range is flagged
 ROUNDING = 1e-5  # of a value: inputs are float32
-ZERO = 1e-6  # of the centre: rounding leaves no more of a zero
+FLOAT32 = 2e-7  # of the centre: what a number may lose as a network input
 DECIMAL_POINT = "write numbers with a decimal point and no other separator, as 1234.5"
 MARKED = "it is marked as missing, but has a value"
 
@@ -185,9 +185,10 @@ class NumberColumn(RawColumn):
         return np.nan_to_num((values - self.centre) / self.scale, nan=0.0)[:, None]
 
     def raw(self, inputs: Values) -> Values:
-        """The numbers of a table that network inputs [n] stand for; what is left of a zero by rounding is zero."""
+        """The numbers of a table that network inputs [n] stand for, without decimals that float32 has made up."""
         numbers = inputs * self.scale + self.centre
-        return np.where(np.abs(numbers) <= ZERO * abs(self.centre), 0.0, numbers)
+        lost = FLOAT32 * abs(self.centre)
+        return np.round(numbers, math.floor(-math.log10(lost))) + 0.0 if lost > 1e-200 else numbers  # no negative zero
 
     def decode(self, inputs: Values) -> list[Any]:
         return [plain_number(number) for number in self.raw(inputs[:, 0]).tolist()]
