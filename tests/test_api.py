@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import doctest
+import re
 import subprocess
 import sys
 import types
@@ -15,6 +17,8 @@ import pytest
 
 import feddrm
 import plugin_files
+from feddrm.engine import Plan
+from feddrm.runs import Evaluation
 from refusal import refused
 
 ASKS_A_GATEWAY = {"GatewayClient"}  # its example runs in tests/serve/test_gateway_client.py
@@ -126,3 +130,9 @@ def test_a_federation_of_many_clients_names_the_first() -> None:
     x, y = np.zeros((4, 2)), [0, 1, 0, 1]
     many = feddrm.Federation.from_arrays({f"c{i}": (x, y) for i in range(1000)})
     assert repr(many).endswith(", c29 2+2, ...; 1,000 in all)")
+
+
+def test_help_names_every_setting_of_a_training() -> None:
+    text = feddrm.train.__doc__ or ""
+    names = [field.name for kind in (Plan, Evaluation) for field in dataclasses.fields(kind)]
+    assert [name for name in names if not re.search(rf"\b{name}\b", text)] == []

@@ -87,6 +87,13 @@ def test_data(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_files(tmp_path: Path) -> None:
+    """A router's decision follows from its files by what the page says, with NumPy alone."""
+    (script,) = scripts("docs/reference/files.md")
+    assert run_script(script, tmp_path).strip() == "True"
+
+
+@pytest.mark.slow
 def test_recipes(tmp_path: Path) -> None:
     play(command_words("docs/recipes.md"), tmp_path, train=["--rounds", "2"])
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+import inspect
 import os
 import sys
 from collections.abc import Iterator
@@ -16,11 +18,12 @@ from safetensors.torch import load_file
 from torch.func import functional_call
 
 import feddrm
-from documentation import blocks
+import feddrm.methods.losses
+from documentation import ROOT, blocks
 from feddrm.data import Client, Dataset
 from feddrm.engine import RoundResult
 from feddrm.errors import FeddrmError, SettingError
-from feddrm.methods import FedAvg, Method, Tensors
+from feddrm.methods import FedAvg, Method, Phase, Tensors
 from feddrm.models import Model
 from feddrm.plugins import load_configured, load_plugin, require_plugins, used_plugins, without_folders
 from feddrm.rules import Rule
@@ -299,3 +302,12 @@ def test_a_loss_without_the_mask_is_refused_before_the_first_round(tmp_path: Pat
     rows = feddrm.Federation.from_arrays({"oslo": (x, torch.arange(20) % 2), "lima": (x + 1, torch.arange(20) % 2)})
     with refused("careless: its loss or statistics depend on places of a batch without a sample"):
         feddrm.train(rows, "careless", rounds=1, out=tmp_path / "run")
+
+
+def test_the_page_names_every_field_of_a_phase_and_every_loss() -> None:
+    """Who writes a method by the page alone needs them."""
+    page = (ROOT / "docs" / "extending.md").read_text()
+    fields = [field.name for field in dataclasses.fields(Phase)]
+    losses = [name for name, value in vars(feddrm.methods.losses).items() if inspect.isfunction(value)]
+    assert [f for f in fields[2:] if f"\n| `{f}` |" not in page] == []
+    assert [name for name in losses if f"`{name}" not in page and name != "cross_entropy"] == []

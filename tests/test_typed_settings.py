@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
@@ -194,3 +195,13 @@ def test_numbers_of_numpy_become_plain() -> None:
 def test_arguments_in_order_are_checked() -> None:
     with pytest.raises(SettingError, match="out=3: give a path"):
         public("a", 3)  # type: ignore[arg-type]
+
+
+def test_a_device_of_torch_becomes_its_name() -> None:
+    @typed_arguments
+    def placed(device: str, **settings: Any) -> Any:
+        return device, settings
+
+    cpu = torch.device("cpu")
+    assert placed(cpu) == placed(device=cpu) == ("cpu", {})  # type: ignore[arg-type]
+    assert placed("cuda", device_of_data=torch.device("cuda", 1)) == ("cuda", {"device_of_data": "cuda:1"})

@@ -131,26 +131,29 @@ def _describe(hint: Any) -> str:
 def typed_arguments(function: Callable[P, R]) -> Callable[P, R]:
     """Refuse arguments of other types than the signature of a public function has, in one line.
 
-    Numbers of numpy become plain ones: neither YAML nor JSON can hold them.
+    Numbers of numpy become plain ones, and a device of torch its name: neither YAML nor JSON can hold them.
     """
     signature = inspect.signature(function)
     types = functools.cache(lambda: get_type_hints(function))  # at the first call: it may name what is defined below
 
     @functools.wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-        given = [*zip(signature.parameters, args, strict=False), *kwargs.items()]
+        plain_args: Any = tuple(map(_plain, args))
+        plain: Any = {key: _plain(value) for key, value in kwargs.items()}
         hints = types()
-        for key, value in given:
+        for key, value in (*zip(signature.parameters, plain_args, strict=False), *plain.items()):
             if not _fits(value, hints.get(key, Any)):
                 raise SettingError(_wrong_argument(key, value, hints[key]))
-        plain: Any = {key: _plain_number(value) for key, value in kwargs.items()}
-        return function(*map(_plain_number, args), **plain)
+        return function(*plain_args, **plain)
 
     return checked
 
 
-def _plain_number(value: Any) -> Any:
-    return value.item() if isinstance(value, Number) and hasattr(value, "item") else value
+def _plain(value: Any) -> Any:
+    if isinstance(value, Number) and hasattr(value, "item"):
+        return value.item()
+    kind = type(value)
+    return str(value) if (kind.__module__, kind.__name__) == ("torch", "device") else value
 
 
 _ACCEPTED: dict[Any, Any] = {int: Integral, float: Real, bool: Integral, Path: os.PathLike}  # numpy's numbers, too

@@ -111,6 +111,27 @@ def test_values_that_no_other_client_has_are_warned_of(make: object, values: str
     assert warning.startswith(f"own: column 'sex': no other client has the values of 'oslo' ({values}), so ")
 
 
+def beside_few(few: int, column: Callable[[int, NDArray[np.int64]], Any]) -> list[str]:
+    """Warnings of a column of three clients, of which the last has few rows."""
+    frames = {}
+    for client, (name, rows) in enumerate((("oslo", ROWS), ("lima", ROWS), ("nome", few))):
+        x = np.random.default_rng(client).normal(50, 9, rows)
+        frames[name] = pd.DataFrame({"age": x, "a": column(client, np.arange(rows)), "label": np.arange(rows) % 2})
+    return Federation.from_csv(frames, label="label", schema="auto").warnings()
+
+
+def test_a_client_of_few_rows_hides_no_warning_of_others() -> None:
+    (warning,) = beside_few(4, lambda client, row: np.full(len(row), 7 + client))
+    assert "column 'a': no other client has the values of 'oslo' (7)" in warning
+    (warning,) = beside_few(4, lambda client, row: (6 + row % 3) * (18 if client == 1 else 1))
+    assert "'a' is mostly 6 to 8 at 'oslo', 108 to 144 at others." in warning
+
+
+def test_a_client_of_few_rows_may_have_its_own_values_by_chance() -> None:
+    assert beside_few(4, lambda client, row: np.where(np.full(len(row), client == 2), "rare", "often")) == []
+    assert beside_few(4, lambda client, row: 60 + row % 30 + 80 * (client == 2)) == []
+
+
 def test_one_shared_value_is_no_name_of_a_client() -> None:
     assert tables(sex=lambda client, row: np.where((row % 2 == 0) & (client == 0), "m", "f")).warnings() == []
     assert tables(measured=lambda client, row: row % 2 * client).warnings() == []

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from contextlib import nullcontext
+
 import pytest
 import torch
 
-from feddrm.data import Participant, batch, draw_for
+from feddrm.data import Federation, Participant, batch, draw_for
 from feddrm.engine import (
     Plan,
     RoundSchedule,
@@ -16,9 +19,9 @@ from feddrm.engine import (
     train_client,
 )
 from feddrm.engine.rounds import check_mask
-from feddrm.methods import Ditto, FedAvg, FedRep, Phase, Statistics
-from feddrm.methods.losses import classify
-from feddrm.models import Mlp
+from feddrm.methods import Ditto, FedAvg, FedAvgFT, FedRep, Phase, Statistics
+from feddrm.methods.losses import classify, masked_mean
+from feddrm.models import Mlp, Net
 from refusal import refused
 
 PLAN = Plan(rounds=4, local_steps=2, batch_size=8, lr=0.1, seed=5)
@@ -109,3 +112,82 @@ def test_a_method_that_counts_places_without_a_sample_is_refused(federation, pha
                 continue
             with refused("depend on places of a batch without a sample", "masked_mean(values, batch.mask)"):
                 check_mask(*arguments)
+
+
+def far_from(slot):
+    def loss(net, slots, batch):
+        gap = net(slots["model"], batch.x).features - net(slots[slot], batch.x).features
+        return classify(net, slots, batch) + gap.square().mean()
+
+    return loss
+
+
+class AgainstReceived(FedAvg):
+    """A term against the last local model: zero as long as all models are equal, its gradient too."""
+
+    def phases(self, stage):
+        return (Phase(1, far_from("last")),)
+
+    def start(self, leaves):
+        return leaves, {"last": leaves}
+
+    def begin(self, received, private):
+        return {**private, "model": received}
+
+    def finish(self, slots, stage):
+        return slots["model"], {"last": slots["model"]}
+
+
+class AgainstOwn(FedAvg):
+    """A term against sums that there are from round 2 on."""
+
+    def phases(self, stage):
+        def loss(net, slots, batch):
+            own = slots["own"]["features"] if "own" in slots else 0
+            gap = (net(slots["model"], batch.x).features - own).square().mean(1)
+            return classify(net, slots, batch) + (gap.mean() if "own" in slots else masked_mean(gap, batch.mask))
+
+        def sums(net, slots, batch):
+            return {"features": (net(slots["model"], batch.x).features * batch.mask[:, None]).sum(0)}
+
+        return Phase(1, loss), Statistics(1, sums, "own")
+
+
+class WhileTuning(FedAvgFT):
+    def phases(self, stage):
+        return (Phase(1, plain_mean if stage.tuning else classify),)
+
+
+@pytest.mark.parametrize(
+    "method", [AgainstReceived(), AgainstOwn(), WhileTuning()], ids=lambda method: type(method).__name__
+)
+def test_places_without_a_sample_that_count_in_later_rounds_are_found_before_the_first(federation, method):
+    schedule, state = RoundSchedule(method, PLAN, 4), first_state(method, LEAVES, 4)
+    with refused("depend on places of a batch without a sample"):
+        check_mask(schedule, functional(NET), Participant.of(federation, 0), state)
+
+
+class Tokens(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = torch.nn.Embedding(5, 4)
+
+    def forward(self, x):
+        return self.table(x.long()).mean(1)
+
+
+def test_a_method_is_tried_on_samples_that_the_network_can_read():
+    """Half a token, and one less than zero, are none."""
+    net = Net(torch.nn.Sequential(OrderedDict(embedding=Tokens())), (torch.nn.Identity(), torch.nn.Linear(4, 2)))
+    leaves = {leaf: p.detach() for leaf, p in net.named_parameters()}
+    x, y = torch.arange(60).view(10, 6) % 5, torch.arange(10) % 2
+    tokens = Federation.from_arrays({"a": (x, y), "b": (x, y)})
+    for method, careless in ((FedAvg(), False), (WhileTuning(), True)):
+        arguments = (
+            RoundSchedule(method, PLAN, 2),
+            functional(net),
+            Participant.of(tokens, 0),
+            first_state(method, leaves, 2),
+        )
+        with refused("depend on places of a batch") if careless else nullcontext():
+            check_mask(*arguments)

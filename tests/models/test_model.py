@@ -254,3 +254,24 @@ def test_a_network_that_cannot_be_trained_in_a_federation_is_refused(monkeypatch
 def test_a_client_branch_without_clients_is_refused(monkeypatch):
     monkeypatch.setattr(Mlp, "network", lambda *_: Net(flat(), *heads(3)))
     assert refusal(lambda: Mlp().build((4,), 2)).startswith("model 'mlp': there is a client branch without clients: ")
+
+
+class Tokens(nn.Module):
+    """The mean embedding of a sequence of tokens, which arrive as floats."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(5, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.table(x.long()).mean(1)
+
+
+def test_a_network_of_tokens_is_tried_on_tokens(monkeypatch):
+    def build(*layers: nn.Module) -> Net:
+        trunk = nn.Sequential(OrderedDict(embedding=nn.Sequential(Tokens(), *layers)))
+        monkeypatch.setattr(Mlp, "network", lambda *_: Net(trunk, *heads(None)))
+        return Mlp().build((6,), 2)
+
+    assert build()(torch.full((3, 6), 4.0)).logits.shape == (3, 2)
+    assert "depends on the others of the batch" in refusal(lambda: build(Centred()))

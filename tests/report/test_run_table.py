@@ -146,6 +146,18 @@ def test_metrics_of_the_answers_have_a_table_of_their_own(make_run: MakeRun, mak
     assert one["metrics"]["own"]["worst_client"]["name"] == table.records[0].clients[1].name
     assert two["metrics"]["system"]["accuracy"]["value"] == pytest.approx(0.7)
     assert "metrics" not in bare
+    assert "95 % bootstrap intervals" in metrics.caption
+    assert metrics.caption.endswith("± is the standard deviation over seeds.")
+
+
+def test_a_caption_names_intervals_where_there_are_some(make_run: MakeRun, make_seeds: MakeSeeds) -> None:
+    over_seeds = report_table(make_seeds("two", [0.7, 0.8], metrics=True)).metric_table()
+    single = report_table([make_run("one", metrics=True)]).metric_table()
+    assert over_seeds is not None
+    assert single is not None
+    assert "interval" not in over_seeds.caption
+    assert "95 % bootstrap intervals" in single.caption
+    assert "over seeds" not in single.caption
 
 
 def test_what_was_sent_stands_beside_the_method(make_run: MakeRun) -> None:

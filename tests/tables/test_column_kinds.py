@@ -191,3 +191,27 @@ def test_rounding_to_float32_takes_no_value_out_of_its_range() -> None:
     column = NumberColumn("income", centre=0.1, scale=0.3, minimum=-1234567.8, maximum=7654321.9)
     inputs = column.encode(np.array([-1234567.8, 7654321.9])).astype(np.float32)
     assert wrong(column, inputs.tolist()) == []
+
+
+@pytest.mark.parametrize(
+    ("centre", "scale", "written"),
+    [
+        (0.0, 1e-20, [0, 3e-20, -7e-20]),
+        (1e-12, 1.0, [0, 1, -7, 0.25, 1_000_000]),
+        (1332.5, 770.0, [0, 1, 0.25, 1332, 2664, -7]),
+        (-4e6, 2e6, [0, 1, -7, 4_000_000]),
+        (2e9, 1e9, [0, 2_000_000_000, 1000]),
+    ],
+)
+def test_a_number_is_shown_as_it_was_written(centre: float, scale: float, written: list[float]) -> None:
+    """A one in a column whose mean is 1332.5 is a one, not 0.999985."""
+    column = NumberColumn("a", centre=centre, scale=scale)
+    inputs = column.encode(np.array(written, dtype=np.float64)).astype(np.float32)
+    assert column.decode(inputs.astype(np.float64)) == written
+
+
+def test_a_column_that_varies_little_beside_its_mean_keeps_its_decimals() -> None:
+    written = np.array([45000.125, 44999.876543, 45001.3])
+    column = NumberColumn("day", centre=45000.25, scale=0.5)
+    inputs = column.encode(written).astype(np.float32)
+    assert column.raw(inputs[:, 0].astype(np.float64)).tolist() == written.tolist()

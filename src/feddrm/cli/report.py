@@ -71,7 +71,8 @@ def print_report(table: RunTable, everything: bool) -> None:
         return
     print_table(table.header(), table.text_rows(), title=f"all measures: {table.title}{best}")
     if (metrics := table.metric_table()) is not None:
-        title = "metrics of the answers in percent, Brier score as it is [95 % interval]"
+        interval = " [95 % interval]" if table.has_intervals else ""
+        title = f"metrics of the answers in percent, Brier score as it is{interval}"
         print_table(["answers: metric", *table.names], [_texts(row.cells) for row in metrics.rows], title=title)
     if differences:
         print_table(header, differences, title="paired differences in percentage points [95 % t interval]")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -18,7 +19,7 @@ from feddrm.tables.table_schema import TableSchema
 COPIED = 0.01  # share of the test samples from which on there is a warning
 DISTINCT = 0.9  # share of different training rows below which rows of a table may well be equal by chance
 NUMBERED_ROWS = 50  # training rows of one client that all differ by chance in no column of counts or ages
-OWN_ROWS = 10  # training rows of a client below which its categories may be at no other client by chance
+OWN_ROWS = 10  # training rows of a client below which its values say little
 MOST_CLASSES = 20  # of labels that are whole numbers, but no numbers of classes: more look like a measurement
 FLOAT32 = 2e-7  # of a value: what is lost in float32
 OTHER_UNIT = 2.0  # times the median of the other clients: few measurements differ by so much without overlap
@@ -92,15 +93,17 @@ def identifier_warning(name: str, clients: Sequence[Client], schema: TableSchema
 def own_values_warning(name: str, clients: Sequence[Client], schema: TableSchema) -> str | None:
     """A warning of columns in which a client has no value that any other client has: they name the client.
 
-    It has spelled its categories in its own way, or the column is one of hospitals, devices or regions.
+    It has spelled its categories in its own way, or the column is one of hospitals, devices or regions. A client of few
+    rows, and one beside which there are few, may have its own values by chance.
     """
+    rows = [len(client.train) for client in clients]
+    known = [min(own, sum(rows) - own) >= OWN_ROWS for own in rows]
     for column, own, _ in schema.places:
         values = [_values(column, client.train.x[:, own].double().cpu().numpy()) for client in clients]
-        known = [client for client, value in zip(clients, values, strict=True) if len(client.train) >= OWN_ROWS]
         sets = [set(value) for value in values]
-        if len(known) < len(clients) or not all(sets):
+        if not all(sets):
             continue
-        for client, held in zip(clients, sets, strict=True):
+        for client, held in itertools.compress(zip(clients, sets, strict=True), known):
             if held.isdisjoint(set().union(*(other for other in sets if other is not held))):
                 return (
                     f"{name}: column '{column.name}': no other client has the values of '{client.name}' "
@@ -146,10 +149,17 @@ def unit_warning(name: str, clients: Sequence[Client], schema: TableSchema) -> s
     """A warning of measurements that some clients have in another order of magnitude, as in another unit.
 
     The middle 90 % of their values do not overlap with those of the others, and medians differ by a factor of two.
+    Clients of few values are left out.
     """
     found = []
-    for column, parts in _measurements(clients, schema):
-        if WHOM.fullmatch(column.name.casefold()) or not all(len(p) >= OWN_ROWS and p.min() > 0 for p in parts):
+    for column, every in _measurements(clients, schema):
+        known = [(client, part) for client, part in zip(clients, every, strict=True) if len(part) >= OWN_ROWS]
+        names, parts = [client.name for client, _ in known], [part for _, part in known]
+        if (
+            len(known) < 2
+            or WHOM.fullmatch(column.name.casefold())
+            or any(part.min() <= 0 for part in every if len(part))
+        ):
             continue
         middle = np.array([np.quantile(part, (0.05, 0.5, 0.95)) for part in parts])
         order = np.argsort(middle[:, 1])
@@ -158,8 +168,9 @@ def unit_warning(name: str, clients: Sequence[Client], schema: TableSchema) -> s
             if apart and middle[above, 1].min() >= OTHER_UNIT * middle[below, 1].max():
                 few, many = sorted((below, above), key=len)
                 ranges = [f"{middle[own, 0].min():.3g} to {middle[own, 2].max():.3g}" for own in (few, many)]
-                names = short_list([f"'{clients[i].name}'" for i in sorted(few)], 3)
-                found.append(f"'{column.name}' is mostly {ranges[0]} at {names}, {ranges[1]} at all others")
+                others = "all others" if len(known) == len(clients) else "others"
+                at = short_list([f"'{names[i]}'" for i in sorted(few)], 3)
+                found.append(f"'{column.name}' is mostly {ranges[0]} at {at}, {ranges[1]} at {others}")
                 break
     if not found:
         return None

@@ -22,10 +22,12 @@ SENT = ("MB per client and round", "MB in total")
 SENT_KEYS = ("bytes_per_client_and_round", "bytes_total")
 SENT_CAPTION = "; MB (a million bytes) are the tensors of the rounds, from the server and to it"
 METRICS_CAPTION = (
-    "Metrics of the answers after the last round, in percent (the Brier score as it is), pooled over all test samples. "
-    "In brackets: 95 % bootstrap intervals, resampled within every client by subject (without subjects, by sample); "
-    "± is the standard deviation over seeds."
+    "Metrics of the answers after the last round, in percent (the Brier score as it is), pooled over all test samples."
 )
+METRICS_OF_ONE = (
+    " In brackets: 95 % bootstrap intervals, resampled within every client by subject (without subjects, by sample)."
+)
+METRICS_OF_SEEDS = " ± is the standard deviation over seeds."
 DIFFERENCES = (
     "Paired differences in percentage points on the same seeds and data: mean and 95 % t interval. Figures over "
     "unequal numbers of rounds are compared after the last round."
@@ -153,6 +155,11 @@ class RunTable:
         shown = [[*row[:2], *(dash if f == DASH else f.replace("-", minus) for f in row[2:])] for row in rows]
         return Table.of([name.capitalize() for name in header], shown, DIFFERENCES) if rows else None
 
+    @property
+    def has_intervals(self) -> bool:
+        """Whether a metric is that of one run: those over several seeds have no interval."""
+        return any(len(group.records) == 1 and group.metrics for group in self.groups)
+
     def metric_table(self, dash: str = DASH) -> Table | None:
         """The metrics of the answers, one row each; None if no run has any, as those of older versions."""
         rows = []
@@ -164,7 +171,8 @@ class RunTable:
                     rows.append(TableRow((TableCell(f"{answers}: {label}"), *cells)))
         names = tuple(TableColumn(TableCell(name)) for name in self.names)
         stub = (TableColumn(TableCell("Answers: metric"), "l"),)
-        return Table(stub, (ColumnGroup("", names),), tuple(rows), METRICS_CAPTION, "side") if rows else None
+        caption = METRICS_CAPTION + METRICS_OF_ONE * self.has_intervals + METRICS_OF_SEEDS * self.seeded
+        return Table(stub, (ColumnGroup("", names),), tuple(rows), caption, "side") if rows else None
 
     def values(self) -> list[dict[str, Any]]:
         """One entry per group, accuracies as fractions, in the form of ``summary.json``."""

@@ -60,9 +60,11 @@ class Run:
 
     @typed_arguments
     def fit_router(self, federation: Federation | None = None, **settings: Any) -> Router:
-        """Fit the exact router into the run's folder; settings as for :func:`feddrm.runs.run_router.fit_run_router`.
+        """Fit the exact router into the run's folder.
 
         The data are ``federation``, or what this run was trained on in this process, or loaded again by the settings.
+        Settings are those of :class:`feddrm.router.RouterSettings` (features, heads, views and so on), ``device``,
+        ``data_dir``, and ``progress`` for steps on standard error.
         """
         return fit_run_router(self.folder, self.config, federation or self.federation, **settings)
 
@@ -83,8 +85,9 @@ class Run:
 
         Options: ``client`` asks one client by name, without routing. ``consult=2`` asks the two best clients and mixes
         their answers. ``abstain="answer"`` gives labels where the router abstains, too. ``answer`` is ``trained`` or
-        ``refit``. ``views=8`` averages over so many crops and mirror images of a sample. All others (rule, coverage,
-        available) are those of :meth:`feddrm.router.Router.route`.
+        ``refit``. ``views=8`` averages over so many crops and mirror images of a sample. ``label_miss=0.1`` adds sets
+        of labels that miss the right one so often. All others (rule, coverage, available) are those of
+        :meth:`feddrm.router.Router.route`.
 
         One client can be asked before a router is fitted. Its model is that of the checkpoint, its probabilities are
         not calibrated, and the run's data are loaded again unless this process has them.

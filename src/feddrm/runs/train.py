@@ -44,9 +44,9 @@ def train(  # noqa: PLR0913 (the public signature)
 ) -> Run:
     """Train and evaluate into the folder ``out``. An interrupted run in it is resumed; anything else is refused.
 
-    ``settings`` are the fields of :class:`feddrm.engine.Plan` (rounds, lr, seed, ...), device, engine, precision,
-    threads, ``evaluation``, a mapping of the fields of :class:`feddrm.runs.Evaluation`, and ``recipe`` (``"tuned"`` or
-    ``"paper"``), which fills in what is not given.
+    ``settings`` are the plan (rounds, local_steps, batch_size, lr, momentum, weight_decay, participation, dropout,
+    seed, clip, warmup), device, engine, precision, threads, ``evaluation`` (a mapping of window, every, test_crop,
+    ties, also, views, participants), and ``recipe`` (``"tuned"`` or ``"paper"``), which fills in what is not given.
     ``on_round(result, metrics, rounds)`` is called after every round; ``metrics`` is None if the round was not
     evaluated. Nothing is printed unless ``progress`` asks for a bar on standard error. ``track`` writes TensorBoard
     scalars.

@@ -22,7 +22,7 @@ GAPS = frozenset(form for text in (*MISSING, UNKNOWN) for form in (text, text.up
 MAX_FLOAT32 = float(np.finfo(np.float32).max)
 FAR = 8.0  # standard deviations from the pooled mean beyond which a value without a declared range is flagged
 ROUNDING = 1e-5  # of a value: inputs are float32
-ZERO = 1e-6  # of the centre: rounding leaves no more of a zero
+FLOAT32 = 2e-7  # of its distance from the centre: what a number may lose as a network input
 DECIMAL_POINT = "write numbers with a decimal point and no other separator, as 1234.5"
 MARKED = "it is marked as missing, but has a value"
 
@@ -185,9 +185,15 @@ class NumberColumn(RawColumn):
         return np.nan_to_num((values - self.centre) / self.scale, nan=0.0)[:, None]
 
     def raw(self, inputs: Values) -> Values:
-        """The numbers of a table that network inputs [n] stand for; what is left of a zero by rounding is zero."""
-        numbers = inputs * self.scale + self.centre
-        return np.where(np.abs(numbers) <= ZERO * abs(self.centre), 0.0, numbers)
+        """The numbers of a table that network inputs [n] stand for, without decimals that float32 has made up."""
+        distance = inputs * self.scale
+        numbers = distance + self.centre
+        lost = FLOAT32 * np.abs(distance)
+        decimals = np.floor(-np.log10(lost, where=lost > 1e-200, out=np.full_like(lost, -np.inf)))
+        for some in np.unique(decimals[np.isfinite(decimals)]).astype(int).tolist():
+            rows = decimals == some
+            numbers[rows] = np.round(numbers[rows], some) + 0.0  # no negative zero
+        return numbers
 
     def decode(self, inputs: Values) -> list[Any]:
         return [plain_number(number) for number in self.raw(inputs[:, 0]).tolist()]
