@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI, Request
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 
 from feddrm.errors import FeddrmError
@@ -100,11 +101,11 @@ def small_app() -> FastAPI:
     return app
 
 
-def ask(app: Any, method: str, path: str, body: bytes = b"") -> tuple[int, Any]:
+def ask(app: Any, method: str, path: str, body: bytes = b"", **headers: str) -> tuple[int, Any]:
     async def go() -> tuple[int, Any]:
         transport = httpx.ASGITransport(RequestMiddleware(app, HttpSettings()))
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
-            response = await http.request(method, path, content=body, headers={"X-Request-ID": "mine"})
+            response = await http.request(method, path, content=body, headers={"X-Request-ID": "mine", **headers})
             return response.status_code, response.json()
 
     return asyncio.run(go())
@@ -199,6 +200,9 @@ def test_posts_above_a_limit_are_rejected_with_the_time_to_wait(
 def test_more_requests_than_allowed_at_once_are_rejected() -> None:
     app = RequestMiddleware(small_app(), HttpSettings(max_in_flight=2))
     scope = {"type": "http", "headers": []}
+    nobody = RequestMiddleware(small_app(), HttpSettings(rate=0.1))
+    answers = [nobody._rejection({"client": None}, {}, True, "id") for _ in range(2)]  # as behind a Unix socket
+    assert [answer.status_code if answer else None for answer in answers] == [None, 429]
     for in_flight, status in ((2, None), (3, 429)):
         app.in_flight = in_flight  # this one is counted already
         rejection = app._rejection(scope, {}, True, "id")
@@ -225,12 +229,15 @@ def test_more_requests_than_allowed_at_once_are_rejected() -> None:
 def test_without_keys_other_sites_pages_are_refused(
     host: str | None, origin: str | None, refused_get: bool, refused_post: bool
 ) -> None:
-    app, given = small_app(), {b"host": host, b"origin": origin}
-    headers = {name: value.encode() for name, value in given.items() if value is not None}
+    app = small_app()
+    given = {name: value for name, value in (("host", host), ("origin", origin)) if value is not None}
+    headers = {name.encode(): value.encode() for name, value in given.items()}
     for posting, refused in ((False, refused_get), (True, refused_post)):
         asked: Any = {"headers": headers, "counted": posting, "request_id": "id"}
         own = RequestMiddleware(app, HttpSettings(), origins=["https://lab.example"])
         rejection = own._rejection({}, **asked)
+        if rejection is not None:
+            assert ask(FastPaths(app, ["/models/a"]), "POST", "/models/a", **given)[0] == 403
         assert (rejection is not None and rejection.status_code == 403) == refused
         assert (own._foreign_page(headers, posting) is not None) == refused
         anywhere = RequestMiddleware(app, HttpSettings(), origins=["*"])
@@ -239,6 +246,35 @@ def test_without_keys_other_sites_pages_are_refused(
             assert RequestMiddleware(app, HttpSettings(open=True))._rejection({}, **asked) is None
         with_keys = RequestMiddleware(app, HttpSettings(keys=Path("keys.yaml")))
         assert with_keys._rejection({}, **asked) is None, "a page of another site has no key"
+
+
+@pytest.mark.parametrize(
+    ("error", "before", "statuses", "counted"),
+    [
+        (ClientDisconnect(), [], [], 499),
+        (RuntimeError("secret"), [], [500], 500),
+        (RuntimeError("secret"), [{"type": "http.response.start", "status": 200}], [200], 200),
+    ],
+)
+def test_a_failure_is_answered_once_and_only_if_somebody_is_there(
+    error: Exception, before: list[Any], statuses: list[int], counted: int
+) -> None:
+    sent: list[Any] = []
+    seen: list[tuple[str, int]] = []
+
+    async def failing(scope: Any, receive: Any, send: Any) -> None:
+        for message in before:
+            await send(message)
+        raise error
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    app = RequestMiddleware(failing, HttpSettings(), lambda path, status, _: seen.append((path, status)))
+    scope = {"type": "http", "method": "POST", "path": "/v1/route", "headers": [], "query_string": b""}
+    asyncio.run(app(scope, send, send))  # type: ignore[arg-type]
+    assert [message["status"] for message in sent if message["type"] == "http.response.start"] == statuses
+    assert (seen, app.in_flight) == ([("other", counted)], 0)
 
 
 def test_a_request_that_outlives_a_stopping_server_is_told_so(caplog: pytest.LogCaptureFixture) -> None:
