@@ -147,3 +147,15 @@ def test_a_calibration_is_read_as_it_was_written(tmp_path: Path) -> None:
         file.write_text('{"temperature": 1, "scores": ' + scores + "}")
         with refused("temperature.json", "no ascending probabilities", "copy it again"):
             AnswerCalibration.read(file, "copy it again")
+
+
+def test_a_head_s_calibration_is_read_from_its_tensors() -> None:
+    path, written = Path("head.safetensors"), AnswerCalibration.fit(*overconfident(20, 2.0))
+    read = AnswerCalibration.of(written.tensors(), path, "copy it again")
+    assert written.scores is not None
+    assert read.scores is not None
+    assert (read.temperature, read.scores.tolist()) == (written.temperature, written.scores.tolist())
+    old = AnswerCalibration.of({}, path, "copy it again")
+    assert (old.temperature, old.scores) == (1.0, None)
+    with refused("head.safetensors is broken", "no ascending probabilities", "copy it again"):
+        AnswerCalibration.of({"scores": torch.tensor([0.5, 0.2])}, path, "copy it again")
