@@ -121,6 +121,7 @@ def test_a_temperature_changes_how_sure_an_answer_is_and_not_the_answer() -> Non
     _, held_out = HeldOutAnswers.of(both, labels, origin)
     figures = answer_figures(both, held_out.log_classes, certain, labels, 1)
     assert figures["ece"] < 0.02 < 0.1 < figures["uncalibrated_ece"]  # type: ignore[operator]
+    assert figures["loss"] == pytest.approx(float(torch.nn.functional.nll_loss(held_out.log_classes[0], labels)))
     assert figures["loss"] < figures["uncalibrated_loss"]  # type: ignore[operator]
     assert sum(figures["reliability"]["count"]) == 4000  # type: ignore[index]
     assert torch.equal(consult(certain, held_out.log_classes, 1).argmax(1), logits.argmax(1))
