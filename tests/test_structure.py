@@ -85,6 +85,7 @@ THEMES = {
     "tests/deploy/test_masked_processes.py": "a federation of real processes with secure aggregation",
     "tests/deploy/test_killed_publishing.py": "the end of a deployed run, killed at any file operation",
     "tests/deploy/test_parity.py": "a deployed training equals one process to the last bit",
+    "tests/deploy/server/test_reply_headers.py": "every field that a reply's header may have",
     "tests/deploy/site/test_subjects.py": "sites whose samples are of subjects",
     "tests/deploy/site/test_changed_data.py": "a site whose data has changed",
     "tests/deploy/site/test_tables_of_sites.py": "tables of several sites in one federation, with a schema of all",

@@ -23,7 +23,7 @@ def exact_delta(epsilon: float, mu: float) -> float:
     return float(norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu))
 
 
-@pytest.mark.parametrize(("noise", "uploads"), [(2.0, 1), (8.0, 10), (50.0, 40)])
+@pytest.mark.parametrize(("noise", "uploads"), [(2.0, 1), (8.0, 10), (50.0, 40), (200.0, 1)])
 def test_epsilon_is_a_close_upper_bound(noise: float, uploads: int) -> None:
     privacy = Privacy(clip=1.0, noise=noise, delta=1e-5)
     epsilon = privacy.epsilon(uploads)
@@ -32,6 +32,7 @@ def test_epsilon_is_a_close_upper_bound(noise: float, uploads: int) -> None:
     assert exact_delta(0.85 * epsilon, mu) > 1e-5
     assert privacy.epsilon(uploads + 1) > epsilon
     assert privacy.epsilon(0) == 0
+    assert Privacy(clip=1.0, noise=1e6, delta=0.5).epsilon(1) == 0, "never below zero"
 
 
 @pytest.mark.parametrize(
@@ -80,6 +81,11 @@ def test_the_clipped_change_is_added_to_what_was_received() -> None:
     sent = privacy.protect(short, received)
     assert sent["a"].tolist() == pytest.approx(short["a"].tolist())
     assert sent["b"].tolist() == [pytest.approx([7.8])]
+    assert all(sent[leaf].dtype == short[leaf].dtype for leaf in short)
+    sent = replace(privacy, clip=0.5).protect(short, received)  # a norm below one is clipped as well
+    assert sent["a"].tolist() == pytest.approx([10.3, -10.0])
+    far = {"a": torch.tensor([1e30, -10.0]), "b": torch.tensor([[7.0]])}  # its square is no float32
+    assert privacy.protect(far, received)["a"].tolist() == pytest.approx([12.0, -10.0])
 
 
 def test_no_seed_repeats_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,6 +101,16 @@ def test_no_seed_repeats_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kstest(torch.cat(noises).numpy(), "norm").pvalue > 1e-6
 
 
+@pytest.mark.parametrize(("byte", "normal"), [(b"\0", math.sqrt(2 * 53 * math.log(2))), (b"\xff", 0.0)])
+def test_the_outermost_random_bytes_give_finite_noise(
+    byte: bytes, normal: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The uniform numbers are from 2^-53 to 1: zero has no logarithm."""
+    monkeypatch.setattr("secrets.token_bytes", lambda size: byte * size)
+    nothing = {"a": torch.zeros(3, dtype=torch.float64)}
+    assert Privacy(clip=2.0, noise=0.5).protect(nothing, nothing)["a"].tolist() == pytest.approx([normal, normal, 0.0])
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("whose", ["upload", "received"])
 def test_a_change_that_is_not_finite_is_not_sent(bad: float, whose: str) -> None:
@@ -104,6 +120,20 @@ def test_a_change_that_is_not_finite_is_not_sent(bad: float, whose: str) -> None
     tensors[whose]["b"] += bad
     with refused("is not sent", "lr"):
         Privacy(clip=1.0, noise=1e-6).protect(**tensors)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        *({setting: value} for setting in ("clip", "noise", "delta") for value in (0, -1, math.inf, math.nan)),
+        {"delta": 1},
+    ],
+)
+def test_settings_that_promise_nothing_are_refused(bad: dict[str, float]) -> None:
+    settings = Privacy(clip=0.5, noise=0.5, delta=0.5)
+    settings.check(Method.make("fedavg"))
+    with refused(*(f"{setting}={value}" for setting, value in bad.items()), "give positive numbers, delta below 1"):
+        replace(settings, **bad).check()
 
 
 def test_methods_with_statistics_beside_their_leaves_are_refused() -> None:
@@ -136,9 +166,15 @@ def test_a_broken_count_is_refused_and_not_begun_again(tmp_path: Path) -> None:
 
 def test_a_demand_refuses_an_offer_below_it_and_an_upload_above_its_budget() -> None:
     demand = PrivacyDemand(clip=1.0, noise=3.0, budget=Privacy(1.0, 3.0).epsilon(2))
-    demand.check_offer({"clip": 1.0, "noise": 3.0}, "oslo")
-    with refused("oslo demands privacy", "this run offers clip 2 and noise 3"):
-        demand.check_offer({"clip": 2.0, "noise": 3.0}, "oslo")
+    for offer in ({"clip": 1.0, "noise": 3.0}, {"clip": 0.5, "noise": 4.0}):
+        demand.check_offer(offer, "oslo")
+    for less, words in (
+        ({"clip": 2.0, "noise": 3.0}, "clip 2 and noise 3"),
+        ({"clip": 1.0, "noise": 2.0}, "clip 1 and noise 2"),
+        (None, "nothing"),
+    ):
+        with refused("oslo demands privacy", f"this run offers {words}"):
+            demand.check_offer(less, "oslo")
     demand.check_budget(3.0, 2)
     with refused("above the budget"):
         demand.check_budget(3.0, 3)

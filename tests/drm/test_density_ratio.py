@@ -311,7 +311,7 @@ def test_a_long_table_is_divided_by_its_group() -> None:
         DensityRatioModel().fit_table({"site": table["site"]}, "site")
     with refused("column 'x', row 3: 'oops' is not a finite number: correct it"):
         DensityRatioModel().fit_table({"site": ["a", "a", "b", "b"], "x": [1, 2, "oops", 4]}, "site")
-    for gap in (None, math.nan, ""):
+    for gap in (None, math.nan, "", pandas.NA, pandas.NaT):
         with refused("column 'site', row 4: the group is missing: complete or remove the row"):
             DensityRatioModel().fit_table({"site": ["a", "a", "b", gap], "x": [1, 2, 3, 4]}, "site")
 

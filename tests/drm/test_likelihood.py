@@ -14,6 +14,7 @@ from feddrm.drm import (
     reference_weights,
     solve_multipliers,
 )
+from feddrm.drm.likelihood import _pseudo_log
 from populations import fitted, retilted
 from refusal import refused
 
@@ -116,6 +117,18 @@ def test_06_the_reference_is_not_identified(slope: list[float], seed: int) -> No
     assert (tilts.argmax(1) == fit.log_tilts.argmax(1)).all()
     profile = profile_log_likelihood(tilts, fit.owner)
     assert profile == pytest.approx(fit.profile_log_likelihood, abs=1e-7)
+
+
+def test_the_logarithm_goes_on_as_its_own_parabola_below_the_least_value() -> None:
+    """Second-order Taylor polynomial at ``least``: Newton's method may step there and must come back."""
+    least, x = 0.25, np.array([-1.0, 0.0, 0.1, 0.25, 0.5, 2.0])
+    value, first, second = _pseudo_log(x, least)
+    z = (x - least) / least
+    inside = x >= least
+    with np.errstate(divide="ignore", invalid="ignore"):
+        np.testing.assert_allclose(value, np.where(inside, np.log(x), np.log(least) + z - z**2 / 2), rtol=1e-14)
+        np.testing.assert_allclose(first, np.where(inside, 1 / x, (1 - z) / least), rtol=1e-14)
+    np.testing.assert_allclose(second, -1 / np.maximum(x, least) ** 2, rtol=1e-14)
 
 
 def test_impossible_tilts_are_refused() -> None:

@@ -50,6 +50,14 @@ def test_a_direction_that_harms_one_observation_separates_nothing(most: int, mon
     assert separated_pairs(np.column_stack([np.ones(6), z]), owner, np.array([[0.0, 0], [0, 1]])) == [(0, 1)]
 
 
+def test_the_linear_programme_needs_no_direction_to_follow() -> None:
+    z = np.array([0.0, 1, 2, 0.5, 1.5, 2.5, 9, 10, 11])
+    design, owner = np.column_stack([np.ones(9), z]), np.repeat([0, 1, 2], 3)
+    assert separated_pairs(design, owner, np.zeros((3, 2))) == [(0, 2), (1, 2)]
+    design[6, 1] = 1.0  # the third is among the others
+    assert separated_pairs(design, owner, np.zeros((3, 2))) == []
+
+
 def test_a_large_overlap_is_not_taken_for_separation() -> None:
     """One exchanged observation is enough for a finite optimum, however steep."""
     a, b = np.append(np.arange(200.0), 203), np.append(np.arange(201.0, 400), 199.5)

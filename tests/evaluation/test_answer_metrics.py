@@ -140,6 +140,19 @@ def test_shares_of_none_or_all_samples_have_intervals() -> None:
     assert metrics_of_sums(summed, ["five", "one"])["worst_client"] == metrics["worst_client"]
 
 
+@pytest.mark.parametrize(
+    ("value", "widening", "interval"),
+    [(0.5, 1.0, [0.405, 0.595]), (0.5, 2.0, [0.31, 0.69]), (0.3, 2.0, [0.405, 0.89]), (0.5, 9.0, [0.0, 1.0])],
+)
+def test_an_interval_holds_95_of_100_resamples_and_widens_about_its_value(
+    value: float, widening: float, interval: list[float]
+) -> None:
+    resamples = torch.linspace(0.4, 0.6, 1001, dtype=torch.float64)
+    figure = _with_interval(torch.cat([torch.tensor([value]).double(), resamples]), widening)
+    assert figure is not None
+    assert figure["interval"] == pytest.approx(interval)
+
+
 def test_intervals_have_the_width_of_the_sampling_error() -> None:
     answers, labels, origin = made(3, 2000)
     metrics = answer_metrics(answers, labels, origin, NAMES)

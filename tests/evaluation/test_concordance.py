@@ -92,8 +92,9 @@ def test_the_figures_of_a_round(predictions: Predictions) -> None:
 
 
 def test_one_row_per_client(predictions: Predictions) -> None:
+    predictions.labels[7] += 1  # the second client's last patient has an event, too
     first, second = per_client(predictions, ["a", "b"], WEIGHTS)
     assert (first["own"], second["own"]) == (1.0, 0.0)
-    assert (first["test"], first["events"]) == (4, 3)
+    assert (first["test"], first["events"], second["test"], second["events"]) == (4, 3, 4, 4)
     assert (first["recall_posterior"], second["recall_posterior"]) == (1.0, 0.5)
     assert "vote" not in first

@@ -35,3 +35,4 @@ def test_one_seed_or_no_spread_allows_no_claim(differences: list[float]) -> None
 
 def test_an_interval_below_zero_is_no_advantage() -> None:
     assert not PairedDifference.of([-0.2, -0.21, -0.19]).positive
+    assert not PairedDifference(3, 0.5, 0.1, (0.0, 1.0)).positive, "nor is one that begins there"

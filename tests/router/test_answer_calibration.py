@@ -170,6 +170,7 @@ def test_a_temperature_changes_how_sure_an_answer_is_and_not_the_answer() -> Non
     _, held_out = HeldOutAnswers.of(both, labels, origin)
     figures = answer_figures(both, held_out.log_classes, certain, labels, 1)
     assert figures["ece"] < 0.02 < 0.1 < figures["uncalibrated_ece"]  # type: ignore[operator]
+    assert figures["loss"] == pytest.approx(float(torch.nn.functional.nll_loss(held_out.log_classes[0], labels)))
     assert figures["loss"] < figures["uncalibrated_loss"]  # type: ignore[operator]
     assert sum(figures["reliability"]["count"]) == 4000  # type: ignore[index]
     assert torch.equal(consult(certain, held_out.log_classes, 1).argmax(1), logits.argmax(1))
@@ -210,3 +211,15 @@ def test_a_calibration_is_read_as_it_was_written(tmp_path: Path) -> None:
         file.write_text('{"temperature": 1, ' + parts + "}")
         with refused("temperature.json", "'scores' or 'shares' are no lists of numbers", "copy it again"):
             AnswerCalibration.read(file, "copy it again")
+
+
+def test_a_head_s_calibration_is_read_from_its_tensors() -> None:
+    path, written = Path("head.safetensors"), AnswerCalibration.fit(*overconfident(20, 2.0))
+    read = AnswerCalibration.of(written.tensors(), path, "copy it again")
+    assert written.scores is not None
+    assert read.scores is not None
+    assert (read.temperature, read.scores.tolist()) == (written.temperature, written.scores.tolist())
+    old = AnswerCalibration.of({}, path, "copy it again")
+    assert (old.temperature, old.scores) == (1.0, None)
+    with refused("head.safetensors is broken", "no ascending probabilities", "copy it again"):
+        AnswerCalibration.of({"scores": torch.tensor([0.5, 0.2])}, path, "copy it again")

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
 
 from feddrm.data import Federation
+from feddrm.moments.score_test import SampleMoments
 from feddrm.router import Router, RouterSettings, fit_router, join_client, leave
+from feddrm.router.features.decorrelated_inputs import SHRINKAGE
 from feddrm.router.membership import joined_start
 from feddrm.router.solver.client_statistics import Sample
 from feddrm.router.solver.problem import Problem
@@ -24,6 +29,10 @@ def test_leaving_is_exact(router: Router, images: torch.Tensor) -> None:
     assert kept_right is not None
     assert torch.equal(without.route(images, rule="competence").right, kept_right[:, [0, 2]])
     assert torch.equal(without.means, router.means[[0, 2]])
+    reference = SampleMoments.of(np.random.default_rng(0).normal(size=(30, 3)))
+    old = replace(router, calibration=replace(router.calibration, reference=reference), competence=None, means=None)
+    assert leave(old, "lima").calibration == replace(router.calibration, reference=None), "its samples are in the other"
+    assert (leave(old, "lima").competence, leave(old, "lima").means) == (None, None)
     with refused("unknown client 'rome'"):
         leave(router, "rome")
     with refused("one client alone"):
@@ -80,5 +89,14 @@ def test_a_client_that_joined_is_routed_as_by_a_fit_of_all_clients() -> None:
     same = joined.route(queries, rule="posterior").probabilities.argmax(1) == logits.argmax(1)
     assert same.double().mean() > 0.98
     assert joined.calibration.temperature != before.router.calibration.temperature
+    assert (joined.calibration.reference, joined.competence) == (None, None)
+    torch.testing.assert_close(joined.means, torch.stack([sample.x.mean(0) for sample in samples]))
+    assert joined.decorrelated is not None
+    together = torch.cat([sample.x for sample in samples]).double()
+    moments = together.T @ together / len(together)
+    spread = torch.linalg.eigvalsh(moments)
+    usual = (spread / (spread + SHRINKAGE * moments.diagonal().max())).mean()
+    strangeness = joined.decorrelated.squares(together).sum(1).mean()
+    assert float(strangeness) == pytest.approx(float(usual), rel=1e-5), "the new client's rows are in it"
     with refused("oslo, lima, kyoto", "the new one last"):
         join_client(before.router, three, ridge)

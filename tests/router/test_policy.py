@@ -9,7 +9,10 @@ import torch
 
 from feddrm.evaluation import route
 from feddrm.router.policy import (
+    FLOAT32,
     RULES,
+    TIED,
+    Calibration,
     by_rule,
     client_slopes,
     conformal_set,
@@ -99,6 +102,19 @@ def test_conformal_sets_hold_the_true_client_as_often_as_promised(miss: float) -
     promised = 1 - int(80 * miss) / 80
     assert promised >= 1 - miss
     assert abs(hits / trials - promised) < 0.01
+
+
+def test_the_least_weight_of_a_set_is_the_measured_one_or_says_which_there_are() -> None:
+    calibration = Calibration(conformal={"density_0.1": 0.25, "density_0.2": 0.5, "posterior_0.1": 0.75})
+    for rule, miss, weight in (("density", 0.1, 0.25), ("density", 0.2, 0.5), ("posterior", 0.1, 0.75)):
+        margin = TIED * (1 - weight) + FLOAT32  # samples tied with it reach it, too
+        assert calibration.least_weight(rule, miss) == pytest.approx(weight * (1 - margin), rel=1e-12)
+    with refused("miss=0.3", "for rule 'density'", "choose 0.1, 0.2"):
+        calibration.least_weight("density", 0.3)
+    with refused("for rule 'posterior'", "fit it again"):
+        Calibration().least_weight("posterior", 0.1)
+    with refused("for rule 'competence'", "such sets are of origin, give rule density or posterior"):
+        calibration.least_weight("competence", 0.1)
 
 
 def test_too_few_samples_admit_every_client() -> None:

@@ -67,7 +67,7 @@ def test_the_statistics_are_centred_log_odds_and_the_logarithm_of_strangeness(ro
 def test_windows_do_not_depend_on_how_queries_arrive(router: Router) -> None:
     assert router.calibration.reference is not None
     given = np.random.default_rng(0).normal(size=(2 * WINDOW + 30, 3))
-    given[5] = np.nan  # a query with a missing value is left out
+    given[5, 1] = np.nan  # a query with a missing value is left out
     whole = [test.statistic for test in DriftMonitor(router.calibration.reference).add(given)]
     monitor = DriftMonitor(router.calibration.reference)
     parts = [test.statistic for part in np.array_split(given, 17) for test in monitor.add(part)]

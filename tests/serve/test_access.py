@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("jwt", reason="pip install 'feddrm[oidc]' to run this")
 
 from feddrm.serve.access import Access, AccessRefused, credentials
-from feddrm.serve.auth import SCOPES, add_key
+from feddrm.serve.auth import SCOPES, add_key, key_digest
 from feddrm.serve.settings import GatewaySettings, HttpSettings, make_settings
 from issuer import AUDIENCE, ISSUER, Issuer, serving
 from refusal import refused
@@ -53,6 +53,15 @@ def test_keys_and_tokens_are_accepted_beside_each_other(issuer: Issuer, oidc: di
         assert text in str(caught.value)
         assert (caught.value.status, caught.value.caller) == (401, caller)
         assert caught.value.headers["WWW-Authenticate"].startswith("Bearer")
+
+
+def test_no_key_is_no_key_even_where_the_file_has_the_digest_of_an_empty_one(tmp_path: Path) -> None:
+    """As it has if somebody hashed a variable that was not set."""
+    path = tmp_path / "keys.yaml"
+    path.write_text(f"lab: {{sha256: {key_digest('')}, scopes: [route]}}\n")
+    for scheme in ("", "bearer", "x-api-key"):
+        with pytest.raises(AccessRefused, match="none was sent"):
+            ask(Access(HttpSettings(keys=path)), scheme, "")
 
 
 def test_a_token_without_the_scope_is_forbidden(issuer: Issuer, oidc: dict[str, Any]) -> None:

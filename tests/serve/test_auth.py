@@ -11,7 +11,7 @@ import pytest
 
 from feddrm.errors import FeddrmError
 from feddrm.serve import auth
-from feddrm.serve.auth import ApiKeys, Caller, add_key, sendable_key
+from feddrm.serve.auth import ApiKeys, Caller, add_key, key_digest, sendable_key
 from refusal import refused
 
 STRANGE_NAMES = (
@@ -40,12 +40,19 @@ def test_the_file_holds_only_hashes_and_only_its_owner_can_read_it(tmp_path: Pat
     assert keys.find("") is None
 
 
-def test_a_changed_file_is_read_again_and_a_broken_one_leaves_the_old_keys(tmp_path: Path) -> None:
+def test_a_changed_file_is_read_again_and_a_broken_one_leaves_the_old_keys(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "keys.yaml"
     key = add_key(path, "lab", ["route"])
     keys = ApiKeys(path)
     new = add_key(path, "new", ["route"])
-    assert keys.find(new) is not None
+    with caplog.at_level("INFO", "feddrm.serve"):
+        assert keys.find(new) is not None
+        assert keys.find(new) is not None, "once for every change"
+    assert [(record.message, record.__dict__["fields"]) for record in caplog.records] == [
+        ("keys read again", {"keys": 2})
+    ]
     whole = path.read_text()
     for broken in (b"lab: secret", b"{", b"\xff"):
         path.write_bytes(broken)
@@ -55,6 +62,8 @@ def test_a_changed_file_is_read_again_and_a_broken_one_leaves_the_old_keys(tmp_p
     path.write_text(whole.partition("new:")[2].join(("new:", "")))
     assert keys.find(key) is None
     assert keys.find(new) is not None
+    path.write_text(f"new: {{sha256: {key_digest(new).upper()}, scopes: [route]}}\n")
+    assert keys.find(new) is not None, "as some programs write a digest"
     path.write_text("{}")
     assert keys.find(new) is None
 

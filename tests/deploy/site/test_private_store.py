@@ -39,8 +39,12 @@ def test_the_file_is_the_one_that_older_versions_wrote(tmp_path: Path) -> None:
 
 def test_rounds_before_the_last_accepted_one_are_deleted(tmp_path: Path) -> None:
     store = PrivateStore(tmp_path)
+    with refused("no private part after round 2, only after none"):
+        store.load(2)
     for round in (2, 3, 10):
         store.save(round, SLOTS)
+    for other in ("private-11.safetensors.copy", "old-private-12.safetensors", "samples.sha256"):
+        (tmp_path / other).write_bytes(b"")
     store.forget_before(3)
     assert store.rounds() == [3, 10]
     with refused("no private part after round 2, only after [3, 10]", "put back the file from a copy"):
@@ -67,6 +71,20 @@ def test_the_checksum_of_the_samples_is_stored_at_the_start(tmp_path: Path) -> N
 def open_to_others(folder: Path) -> set[str]:
     files = (path for path in folder.rglob("*") if path.is_file())
     return {str(path.relative_to(folder)) for path in files if stat.S_IMODE(path.stat().st_mode) != 0o600}
+
+
+@pytest.mark.usefixtures("open_umask")
+def test_no_file_of_the_store_is_open_to_others(tmp_path: Path) -> None:
+    store = PrivateStore(tmp_path)
+    assert store.recall("fit-head") is None
+    store.save(3, SLOTS)
+    store.keep("fit-head", {"round": 3}, SLOTS["personal"])
+    store.check_samples("a", restart=False)
+    assert len(list(tmp_path.iterdir())) == 3
+    assert open_to_others(tmp_path) == set()
+    kept = store.recall("fit-head")
+    assert kept is not None
+    assert (kept.header, list(kept.tensors)) == ({"round": 3}, list(SLOTS["personal"]))
 
 
 @pytest.mark.slow
@@ -98,6 +116,18 @@ def test_a_damaged_private_part_is_named_with_the_remedy(tmp_path: Path) -> None
     path.write_bytes(path.read_bytes()[:-1])
     with refused(f"{path} is broken (it is not whole)", "put back the file from a copy, or start a new run"):
         store.load(3)
+
+
+def test_slots_of_another_training_are_refused(tmp_path: Path) -> None:
+    """Its method may share the leaves that are private here: the server could so ask for them."""
+    store = PrivateStore(tmp_path, "abc")
+    store.save(3, SLOTS)
+    assert store.load(3, "meta")["personal"]["head.bias"].is_meta, "on the device that is asked for"
+    with refused("round 3 is of a training with another method, model or plan", "start a new run"):
+        PrivateStore(tmp_path, "other").load(3)
+    assert PrivateStore(tmp_path).load(3).keys() == SLOTS.keys()
+    PrivateStore(tmp_path).save(3, SLOTS)  # by an older version
+    assert store.load(3).keys() == SLOTS.keys()
 
 
 def test_slots_that_another_message_made_are_refused(tmp_path: Path) -> None:

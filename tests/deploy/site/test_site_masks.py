@@ -36,7 +36,7 @@ def sites(tmp_path: Path) -> dict[str, SiteMasks]:
     signing = {name: new_key() for name in NAMES}
     for name in NAMES:
         (tmp_path / name / SITE_KEYS).mkdir(parents=True)
-        for other in NAMES:
+        for other in set(NAMES) - {name}:  # no administrator copies a site's own key
             (tmp_path / name / SITE_KEYS / f"{other}.pub").write_bytes(public(signing[other]))
     return {name: SiteMasks(tmp_path / name, name, signing[name], 3) for name in NAMES}
 
@@ -58,6 +58,9 @@ def test_replies_of_all_sites_add_up_and_of_fewer_do_not(sites: dict[str, SiteMa
     assert total["a"].tolist() == [0.5, -3.0]
     assert int(total["n"]) == 8
     assert decode(np.sum(replies[:3], axis=0, dtype=np.uint64), form)["a"].abs().max() > 1
+    header["masks"]["nonce"] = "2"
+    with refused("above 1.049e+06, the most that a sum of 4 sites holds"):
+        sites["oslo"].open(header, SPEC)({"a": torch.tensor([2.0**20 + 1])})
 
 
 @pytest.mark.parametrize(
@@ -69,7 +72,10 @@ def test_replies_to_different_questions_do_not_add_up(
 ) -> None:
     """Else a server could ask all sites but one so that their values are zero, and learn that one's value."""
     asked, form = question(sites, store), {"a": torch.zeros(100)}
-    other = {name: {**asked, "to": name, "after": number} for number, name in enumerate(NAMES)}  # these may differ
+    other = {
+        name: {**asked, "to": name, "after": number, "after_message": f"digest {number}"}  # these may differ
+        for number, name in enumerate(NAMES)
+    }
     sent: dict[str, dict[str, torch.Tensor]] = {name: {} for name in NAMES}
 
     def total() -> torch.Tensor:
@@ -90,14 +96,17 @@ def test_a_sum_of_too_few_sites_is_refused(sites: dict[str, SiteMasks], store: P
     sites["oslo"].fewest = 4
     with refused("a sum of 3 sites", "at least 4"):
         sites["oslo"].open(question(sites, store, *NAMES[:3]), SPEC)
+    sites["oslo"].check_run(SPEC)
+    sites["oslo"].open(question(sites, store, kind="fit"), SPEC)
     sites["oslo"].fewest = 5
     with refused("a sum of 4 sites", "at least 5"):
         sites["oslo"].check_run(SPEC)
 
 
 def test_a_question_without_keys_or_for_others_is_refused(sites: dict[str, SiteMasks], store: PrivateStore) -> None:
-    with refused("no mask keys"):
-        sites["oslo"].open({"kind": "train"}, SPEC)
+    for masks in ({}, {"masks": "1"}, {"masks": {"nonce": "1"}}, {"masks": {"nonce": "1", "keys": list(NAMES)}}):
+        with refused("no mask keys"):
+            sites["oslo"].open({"kind": "train", **masks}, SPEC)
     with refused("over this site and others of its run"):
         sites["oslo"].open(question(sites, store, *NAMES[1:]), SPEC)
     with refused("over this site and others of its run"):
@@ -146,7 +155,14 @@ def test_a_site_whose_key_is_not_here_is_refused_with_the_remedy(sites: dict[str
         sites["oslo"].check_run(SPEC)
 
 
+def test_a_run_whose_server_needs_single_uploads_is_refused(sites: dict[str, SiteMasks]) -> None:
+    with refused("confree", "one by one"):
+        sites["oslo"].check_run(replace(SPEC, method={"name": "confree"}))
+
+
 def test_a_round_is_sent_for_one_set_of_sites(sites: dict[str, SiteMasks], store: PrivateStore, tmp_path: Path) -> None:
+    told = sites["oslo"].signed_key(SPEC, store)
+    assert (told["sent_round"], told["sent_for"]) == (0, [])
     sites["oslo"].record_round(store, 1, NAMES)
     sites["oslo"].record_round(store, 2, NAMES)
     sites["oslo"].record_round(store, 2, NAMES[::-1])

@@ -7,6 +7,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+import torch
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +15,16 @@ from scipy.stats import chisquare
 
 from feddrm.deploy.provision.certificates import new_key
 from feddrm.deploy.wire.fixed_point import Words
-from feddrm.deploy.wire.masks import BLOCK, add_masks, check_method, pair_seed, sign_mask_key, verify_mask_key
+from feddrm.deploy.wire.masks import (
+    BLOCK,
+    MASK_PROTOCOL,
+    add_masks,
+    check_method,
+    pair_seed,
+    sign_mask_key,
+    summed_fields,
+    verify_mask_key,
+)
 from feddrm.methods import Method
 from refusal import refused
 
@@ -67,6 +77,24 @@ def test_both_sites_find_the_same_seed_and_every_question_has_its_own() -> None:
     )
 
 
+def test_masks_of_this_protocol_stay_the_same() -> None:
+    """Sites of two releases whose masks differ add up to random numbers: such a change counts MASK_PROTOCOL up."""
+    oslo, lima = (X25519PrivateKey.from_private_bytes(bytes([number]) * 32) for number in (1, 2))
+    words = np.arange(3, dtype=np.uint64)
+    add_masks(words, "oslo", {"lima": pair_seed(oslo, lima.public_key(), "first 1")})
+    assert (MASK_PROTOCOL, words.tolist()) == (2, [6749575541048869317, 17234846955976616994, 10006251949179379147])
+
+
+def test_what_leaves_a_site_beside_its_upload_is_part_of_the_sum() -> None:
+    fields = summed_fields({"loss": 0.25, "right": 3, "tested": 5, "seconds": 1.0})
+    assert {name: (value.dtype, value.item()) for name, value in fields.items()} == {
+        "field/loss": (torch.float64, 0.25),
+        "field/right": (torch.int64, 3),
+        "field/tested": (torch.int64, 5),
+    }
+    assert summed_fields({"seconds": 1.0}) == {}
+
+
 def test_a_key_that_gives_no_secret_is_refused() -> None:
     with refused("gives no secret"):
         pair_seed(X25519PrivateKey.generate(), X25519PublicKey.from_public_bytes(bytes(32)), "first 1")
@@ -98,4 +126,6 @@ def test_methods_that_need_single_uploads_are_refused() -> None:
                 refusing.add((name, *settings_.values()))
                 with refused(name, "one by one", "choose another method"):
                     check_method(method)
+            else:
+                check_method(method)
     assert refusing == {("confree",), ("confree", "original"), ("fedas", "original"), ("fedpac", "original")}

@@ -50,6 +50,7 @@ def test_header_and_tensors_come_back_in_their_order() -> None:
         save({"a": torch.zeros(1)}),
         save({"a": torch.zeros(1)}, metadata={FORMAT: "[" * 100_000}),
         save({"a": torch.zeros(1)}, metadata={FORMAT: '{"header": {}, "order": ["b"]}'}),
+        save({"a": torch.zeros(1)}, metadata={FORMAT: '{"header": {}, "order": [["a"]]}'}),
         save({"a": torch.zeros(1)}, metadata={FORMAT: '{"header": 3, "order": []}'}),
     ],
 )

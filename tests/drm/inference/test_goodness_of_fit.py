@@ -55,3 +55,13 @@ def test_a_ridge_is_refused() -> None:
     rng = np.random.default_rng(3)
     with refused("goodness of fit", "fit with ridge=0"):
         inference.goodness_of_fit(DensityRatioModel(ridge=1.0).fit([rng.normal(size=9), rng.normal(size=9)]))
+
+
+def test_replicates_that_tell_nothing_are_refused() -> None:
+    fit = DensityRatioModel("identity").fit([[0.0, 1, 2, 3.1], [3.0, 4, 5, 6]])
+    with refused("19 bootstrap samples are too few: give at least 20"):
+        inference.goodness_of_fit(fit, replicates=19)
+    with refused(
+        "of 20 bootstrap samples the basis separates populations"
+    ):  # one observation of each is among the other
+        inference.goodness_of_fit(fit, replicates=20)

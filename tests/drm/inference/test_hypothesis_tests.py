@@ -8,7 +8,7 @@ from scipy.stats import binom, chi2, kstest
 
 from feddrm.drm import DensityRatioModel, inference
 from feddrm.drm.basis import Floats
-from feddrm.drm.inference import Testing
+from feddrm.drm.inference import Testing, hypothesis_tests
 from populations import three
 from refusal import refused
 
@@ -145,7 +145,24 @@ def test_the_correction_keeps_the_size_in_small_samples() -> None:
     assert plausible(np.array(hits, dtype=float), 0.05)
 
 
+def test_only_equal_populations_are_permuted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under any other hypothesis, observations of different populations may not be exchanged."""
+    fit, how = DensityRatioModel().fit(three(7)), Testing(correction="bootstrap", replicates=20)
+    asked: list[str] = []
+    for name in ("permutations", "draws"):
+        real = getattr(hypothesis_tests, name)
+        monkeypatch.setattr(
+            hypothesis_tests, name, lambda *given, name=name, real=real: asked.append(name) or real(*given)
+        )
+    for null in (None, np.zeros(4), np.eye(4)[0]):
+        inference.linear_hypothesis(fit, np.eye(4), null, how)
+    inference.linear_hypothesis(fit, np.eye(4)[:3], how=how)
+    assert asked == ["permutations", "permutations", "draws", "draws"]
+
+
 def test_what_cannot_be_tested_is_refused() -> None:
+    with refused("no fit under the hypothesis", "too far from it"):
+        inference.linear_hypothesis(DensityRatioModel("identity").fit(three()), np.eye(2)[:1], [1000.0], NONE)
     fit = DensityRatioModel().fit(three())
     with refused("fit with ridge=0"):
         inference.homogeneity(DensityRatioModel(ridge=1.0).fit(three()))

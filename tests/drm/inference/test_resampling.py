@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy.special import logsumexp, softmax
 
 from feddrm.drm import DensityRatioModel, inference
 from feddrm.drm.inference import resampling
@@ -68,3 +69,12 @@ def test_what_cannot_be_resampled_is_refused() -> None:
     nearly = DensityRatioModel("identity").fit([[0.0, 1.0, 2.0, 3.2], [3.0, 4.0, 5.0, 6.0]])
     with refused("bootstrap samples the basis separates populations"):
         inference.bootstrap(nearly, lambda weights: 0.0, replicates=50)
+
+
+@pytest.mark.parametrize("largest", [3.0, 900.0])
+def test_posteriors_are_those_of_a_softmax_however_large_the_logits(largest: float) -> None:
+    eta = np.array([[largest, -2.0, 1.0], [largest - 1, -3.0, 0.0]])[:, :, None]
+    whole = np.concatenate([np.zeros((1, 3, 1)), eta])  # the first population's are zero
+    log_total, posterior = resampling._posterior(eta)
+    np.testing.assert_allclose(log_total, logsumexp(whole, axis=0), rtol=1e-14)
+    np.testing.assert_allclose(posterior, softmax(whole, axis=0)[1:], rtol=1e-14)

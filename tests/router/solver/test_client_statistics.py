@@ -11,8 +11,10 @@ from feddrm.router.solver.client_statistics import (
     Sample,
     client_gradient,
     client_gradients,
+    client_moments,
     client_scores,
     client_scores_at,
+    client_sums,
     logits_at,
 )
 from feddrm.threads import intra_op_threads
@@ -128,3 +130,12 @@ def test_sums_over_blocks_do_not_depend_on_the_number_of_threads(monkeypatch: py
             sums.append(client_gradient(sample, point))
             assert torch.get_num_threads() == threads
     assert all(torch.equal(sums[0][key], sums[1][key]) for key in sums[0])
+
+
+def test_sums_of_more_samples_than_are_taken_at_once() -> None:
+    x = torch.randn(9000, 3, generator=torch.Generator().manual_seed(0))
+    sums, moments = client_sums(x), client_moments(x.double())
+    assert sums["count"] == moments["count"] == 9000
+    torch.testing.assert_close(sums["sum"], x.double().sum(0))
+    torch.testing.assert_close(sums["square"], x.double().square().sum(0))
+    torch.testing.assert_close(moments["moments"], x.double().T @ x.double())

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 import pytest
 import torch
-from torch.autograd.functional import hessian
+from torch.autograd.functional import hessian, jacobian
 
 from feddrm.router.solver import hessian as solver_hessian
 from feddrm.router.solver.client_statistics import ClientSums, Sample, client_gradient
-from feddrm.router.solver.hessian import Hessian, SampledHessian, client_hessian
+from feddrm.router.solver.hessian import Hessian, SampledHessian, client_hessian, client_score_scatter
 from feddrm.router.solver.lbfgs import Minimisation, advance, first_state, minimise
 from feddrm.router.solver.problem import Problem, add
 from feddrm.router.solver.solve import moments_of, pooled, solve
@@ -33,6 +33,18 @@ def test_the_sums_of_all_clients_are_the_second_derivatives_of_the_pooled_loss()
         return torch.nn.functional.cross_entropy(everyone.x @ point[:, :-1].T + point[:, -1], everyone.y)
 
     torch.testing.assert_close(known_at(POINT).values, hessian(loss, POINT), rtol=1e-10, atol=1e-12)
+
+
+def test_the_scatter_is_the_covariance_of_the_samples_scores_as_often_as_there_are_samples() -> None:
+    sample = SAMPLES[1]
+
+    def likelihoods(point: torch.Tensor) -> torch.Tensor:
+        logits = sample.x.double() @ point[:, :-1].T + point[:, -1]
+        return -torch.nn.functional.cross_entropy(logits, sample.y, reduction="none")
+
+    scores = jacobian(likelihoods, POINT)[:, 1:].flatten(1)
+    scatter = client_score_scatter(sample, POINT)["scatter"]
+    torch.testing.assert_close(scatter, len(sample) * torch.cov(scores.T), rtol=1e-10, atol=1e-12)
 
 
 def test_a_step_solves_the_system_with_the_penalty() -> None:

@@ -122,3 +122,40 @@ def test_a_step_to_where_the_loss_is_not_finite_is_shortened() -> None:
             assert torch.equal(state.iterate, before.iterate)
             assert 0 < (state.trial - state.iterate).norm() < (before.trial - before.iterate).norm()
     assert state.done
+
+
+def centred_samples() -> tuple[torch.Tensor, torch.Tensor]:
+    """Correlated features about zero of three unequal classes with different means."""
+    g = torch.Generator().manual_seed(3)
+    y = torch.tensor([0] * 20 + [1] * 35 + [2] * 45)
+    x = (torch.randn(100, 4, generator=g) + torch.randn(3, 4, generator=g)[y]) @ torch.randn(4, 4, generator=g)
+    return x.double() - x.double().mean(0), y
+
+
+def test_the_first_step_is_half_way_to_the_linear_discriminant() -> None:
+    x, y = centred_samples()
+    problem, whitening = Problem(3, 4, 1e-3), moments_of([x])
+    own = torch.nn.functional.one_hot(y, 3).double()
+    gradient = (1 / 3 - own).T @ torch.cat([x, torch.ones(100, 1)], dim=1) / 100
+    share = own.mean(0)
+    means = own.T @ x / own.sum(0)[:, None]
+    total = x.T @ x / 100 + (lbfgs.LDA_RIDGE * 1e-3 + 1e-6 * whitening.values.max()) * torch.eye(4).double()
+    weight = torch.linalg.solve(total - (means.T * share) @ means, means.T).T
+    expected = torch.cat([weight, (share.log() - (weight * means).sum(1) / 2)[:, None]], dim=1)
+    found = lbfgs._discriminant(problem, gradient, whitening, torch.zeros(3, 5))
+    torch.testing.assert_close(found, lbfgs.HALF * (expected - expected.mean(0)))
+
+
+@pytest.mark.parametrize("coupled", [False, True])
+def test_the_first_guess_of_the_hessian_is_solved_as_the_matrix_that_it_stands_for(coupled: bool) -> None:
+    x, _ = centred_samples()
+    g = torch.Generator().manual_seed(0)
+    root, gradient = (torch.randn(3, size, generator=g, dtype=torch.float64) for size in (3, 5))
+    precision = root @ root.T if coupled else torch.eye(3).double()
+    problem = Problem(3, 4, 0.3, 0.07, precision if coupled else None)
+    moments = torch.block_diag(x.T @ x / 100, torch.ones(1, 1))
+    penalty = torch.tensor([0.3] * 4 + [0.07]).double().diag()
+    hessian = 0.4 * torch.kron(torch.eye(3), moments) + torch.kron(precision, penalty)
+    expected = torch.linalg.solve(hessian, gradient.flatten()).view(3, 5)
+    found = lbfgs._solve_first(problem, gradient, torch.tensor(0.4).double(), moments_of([x]))
+    torch.testing.assert_close(found, expected)

@@ -328,7 +328,7 @@ def test_identity_is_no_compression_in_any_case() -> None:
         assert asyncio.run(read_body(request, HttpSettings())) == b"x"
 
 
-@pytest.mark.parametrize("without", [["a", "b"], "a,b"])
+@pytest.mark.parametrize("without", [["a", "b"], "a,b", "a,,b,"])
 def test_parameters_of_an_infer_request_are_options(without: object) -> None:
     options = options_in({"without": without, "coverage": 0.5, "sequence_id": 7}, Options)
     assert (options.without, options.coverage) == (("a", "b"), 0.5)

@@ -2,15 +2,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 from fastapi import FastAPI, Request
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 
 from feddrm.errors import FeddrmError
+from feddrm.serve.http import middleware
 from feddrm.serve.http.error_responses import install_error_handlers
 from feddrm.serve.http.middleware import FastPaths, RequestMiddleware
 from feddrm.serve.settings import HttpSettings
@@ -97,11 +101,11 @@ def small_app() -> FastAPI:
     return app
 
 
-def ask(app: Any, method: str, path: str, body: bytes = b"") -> tuple[int, Any]:
+def ask(app: Any, method: str, path: str, body: bytes = b"", **headers: str) -> tuple[int, Any]:
     async def go() -> tuple[int, Any]:
         transport = httpx.ASGITransport(RequestMiddleware(app, HttpSettings()))
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
-            response = await http.request(method, path, content=body, headers={"X-Request-ID": "mine"})
+            response = await http.request(method, path, content=body, headers={"X-Request-ID": "mine", **headers})
             return response.status_code, response.json()
 
     return asyncio.run(go())
@@ -132,6 +136,145 @@ def test_an_internal_error_is_a_500_without_details(caplog: pytest.LogCaptureFix
     assert (status, content["request_id"]) == (500, "mine")
     assert "secret" not in json.dumps(content)
     assert "secret" in caplog.text
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time that the middleware sees; its only entry can be changed."""
+    now = [1000.0]
+    monkeypatch.setattr(middleware, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    return now
+
+
+def limited(rate: float) -> Callable[[str], float]:
+    """Seconds that an address has to wait."""
+    return RequestMiddleware(small_app(), HttpSettings(rate=rate))._seconds_to_wait
+
+
+def test_an_address_may_send_two_seconds_worth_at_once_and_then_as_fast_as_the_rate(clock: list[float]) -> None:
+    wait = limited(2.0)
+    for _ in range(2):
+        assert [wait("a") for _ in range(6)] == [0, 0, 0, 0, 0.5, 0.5], "being refused costs nothing"
+        clock[0] += 0.25
+        assert (wait("a"), wait("b")) == (0.25, 0.0), "another address has its own limit"
+        clock[0] += 0.25
+        assert [wait("a") for _ in range(2)] == [0, 0.5]
+        clock[0] += 100  # no more than two seconds' worth is saved
+    slow = limited(0.1)
+    assert [slow("a") for _ in range(2)] == [0, 10.0], "one request at least"
+
+
+def test_the_address_that_was_silent_longest_is_forgotten(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(middleware, "MAX_CALLERS", 2)
+    wait = limited(0.5)
+    assert [wait(address) for address in ("a", "b", "a", "c")] == [0, 0, 2.0, 0]
+    assert (wait("a"), wait("b")) == (2.0, 0), "it begins anew, c or a is forgotten in its place"
+
+
+@pytest.mark.parametrize(
+    ("settings", "method", "status", "wait"),
+    [
+        ({"rate": 0.1}, "POST", 429, "10"),
+        ({"rate": 0.9}, "POST", 429, "1"),
+        ({"rate": 0.1}, "GET", 405, None),
+        ({"max_in_flight": 1}, "POST", 200, None),
+    ],
+)
+def test_posts_above_a_limit_are_rejected_with_the_time_to_wait(
+    settings: dict[str, float], method: str, status: int, wait: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = RequestMiddleware(small_app(), HttpSettings(**settings))
+    clock = iter([0.0, 0.0, 0.2])
+    monkeypatch.setattr(middleware, "time", SimpleNamespace(monotonic=lambda: next(clock), perf_counter=lambda: 0.0))
+
+    async def go() -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
+            for _ in range(2):
+                last = await http.request(method, "/models/a")
+            return last
+
+    answer = asyncio.run(go())
+    assert (answer.status_code, answer.headers.get("Retry-After")) == (status, wait)
+
+
+def test_more_requests_than_allowed_at_once_are_rejected() -> None:
+    app = RequestMiddleware(small_app(), HttpSettings(max_in_flight=2))
+    scope = {"type": "http", "headers": []}
+    nobody = RequestMiddleware(small_app(), HttpSettings(rate=0.1))
+    answers = [nobody._rejection({"client": None}, {}, True, "id") for _ in range(2)]  # as behind a Unix socket
+    assert [answer.status_code if answer else None for answer in answers] == [None, 429]
+    for in_flight, status in ((2, None), (3, 429)):
+        app.in_flight = in_flight  # this one is counted already
+        rejection = app._rejection(scope, {}, True, "id")
+        assert (rejection.status_code if rejection else None) == status
+        assert app._rejection(scope, {}, False, "id") is None
+
+
+@pytest.mark.parametrize(
+    ("host", "origin", "refused_get", "refused_post"),
+    [
+        (None, None, False, False),
+        ("localhost", None, False, False),
+        ("LOCALHOST:81", None, False, False),
+        ("[::1]:8080", None, False, False),
+        ("evil.example", None, True, True),
+        ("127.0.0.1.evil.example", None, True, True),
+        ("localhost:81", "http://localhost:81", False, False),
+        ("localhost:81", "http://localhost:82", False, True),
+        ("localhost", "http://evil.example", False, True),
+        ("localhost", "null", False, True),
+        ("localhost", "https://lab.example", False, False),
+    ],
+)
+def test_without_keys_other_sites_pages_are_refused(
+    host: str | None, origin: str | None, refused_get: bool, refused_post: bool
+) -> None:
+    app = small_app()
+    given = {name: value for name, value in (("host", host), ("origin", origin)) if value is not None}
+    headers = {name.encode(): value.encode() for name, value in given.items()}
+    for posting, refused in ((False, refused_get), (True, refused_post)):
+        asked: Any = {"headers": headers, "counted": posting, "request_id": "id"}
+        own = RequestMiddleware(app, HttpSettings(), origins=["https://lab.example"])
+        rejection = own._rejection({}, **asked)
+        if rejection is not None:
+            assert ask(FastPaths(app, ["/models/a"]), "POST", "/models/a", **given)[0] == 403
+        assert (rejection is not None and rejection.status_code == 403) == refused
+        assert (own._foreign_page(headers, posting) is not None) == refused
+        anywhere = RequestMiddleware(app, HttpSettings(), origins=["*"])
+        assert (anywhere._foreign_page(headers, posting) is not None) == refused_get, "the host counts all the same"
+        if host == "evil.example":
+            assert RequestMiddleware(app, HttpSettings(open=True))._rejection({}, **asked) is None
+        with_keys = RequestMiddleware(app, HttpSettings(keys=Path("keys.yaml")))
+        assert with_keys._rejection({}, **asked) is None, "a page of another site has no key"
+
+
+@pytest.mark.parametrize(
+    ("error", "before", "statuses", "counted"),
+    [
+        (ClientDisconnect(), [], [], 499),
+        (RuntimeError("secret"), [], [500], 500),
+        (RuntimeError("secret"), [{"type": "http.response.start", "status": 200}], [200], 200),
+    ],
+)
+def test_a_failure_is_answered_once_and_only_if_somebody_is_there(
+    error: Exception, before: list[Any], statuses: list[int], counted: int
+) -> None:
+    sent: list[Any] = []
+    seen: list[tuple[str, int]] = []
+
+    async def failing(scope: Any, receive: Any, send: Any) -> None:
+        for message in before:
+            await send(message)
+        raise error
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    app = RequestMiddleware(failing, HttpSettings(), lambda path, status, _: seen.append((path, status)))
+    scope = {"type": "http", "method": "POST", "path": "/v1/route", "headers": [], "query_string": b""}
+    asyncio.run(app(scope, send, send))  # type: ignore[arg-type]
+    assert [message["status"] for message in sent if message["type"] == "http.response.start"] == statuses
+    assert (seen, app.in_flight) == ([("other", counted)], 0)
 
 
 def test_a_request_that_outlives_a_stopping_server_is_told_so(caplog: pytest.LogCaptureFixture) -> None:

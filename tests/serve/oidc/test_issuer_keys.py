@@ -9,6 +9,8 @@ import pytest
 
 pytest.importorskip("jwt", reason="pip install 'feddrm[oidc]' to run this")
 
+from jwt.algorithms import RSAAlgorithm
+
 from feddrm.serve.oidc import issuer_keys
 from feddrm.serve.oidc.issuer_keys import IssuerKeys, parse_keys
 from issuer import Issuer, serving
@@ -31,6 +33,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 async def found(keys: IssuerKeys, kid: str) -> bool:
     return await keys.find(kid) is not None
+
+
+async def read_in_the_background(keys: IssuerKeys, issuer: Issuer) -> int:
+    """How often the issuer was asked, after what the last request may have begun."""
+    assert keys._reading is not None
+    await keys._reading
+    return issuer.asked
 
 
 def test_keys_are_read_once_and_an_unknown_id_reads_them_again_once_per_interval(
@@ -66,7 +75,7 @@ def test_old_keys_go_when_the_issuer_drops_them_and_nobody_waits(issuer: Issuer,
         del issuer.private["one"]
         clock[0] += 299
         assert await found(keys, "one")
-        assert issuer.asked == 1
+        assert await read_in_the_background(keys, issuer) == 1
         clock[0] += 2
         assert await found(keys, "one")  # read in the background
         await keys.refresh()
@@ -93,6 +102,9 @@ def test_an_issuer_that_is_down_leaves_the_last_keys(
             await keys.refresh()
             assert await found(keys, "one"), (status, body)
             assert states[-1] is False
+            asked = issuer.asked
+            assert await found(keys, "one")
+            assert await read_in_the_background(keys, issuer) == asked, "not again at every request"
         issuer.status, issuer.body = 200, None
         clock[0] += 31  # sooner than after a success
         assert await found(keys, "one")
@@ -133,7 +145,8 @@ def test_an_issuer_that_was_never_there_has_no_keys_and_is_tried_again(
 def test_a_file_is_read_when_it_changes_and_a_broken_one_leaves_the_old_keys(tmp_path: Path) -> None:
     issuer, path = Issuer(), tmp_path / "jwks.json"
     path.write_bytes(issuer.jwks())
-    keys = IssuerKeys(str(path), 300, 30)
+    states: list[bool] = []
+    keys = IssuerKeys(str(path), 300, 30, states.append)
     assert asyncio.run(found(keys, "one"))
     issuer.add("two", "EdDSA")
     path.write_bytes(issuer.jwks())
@@ -141,8 +154,11 @@ def test_a_file_is_read_when_it_changes_and_a_broken_one_leaves_the_old_keys(tmp
     for broken in (b"", b"[]"):
         path.write_bytes(broken)
         assert asyncio.run(found(keys, "two"))
+        assert "jwks.json is no JWKS" in keys.trouble
     path.unlink()
     assert asyncio.run(found(keys, "one"))
+    assert "No such file" in keys.trouble
+    assert states == [True, True, False, False, False]
     with refused("jwks.json", "No such file", "JWKS"):
         IssuerKeys(str(path), 300, 30)
     path.write_bytes(b"{}")
@@ -195,6 +211,7 @@ def test_only_public_keys_for_signatures_are_taken() -> None:
     secret = {"kty": "oct", "kid": "secret", "k": "c2VjcmV0"}
     others = [
         secret, "text", {**good, "kid": 7}, {**good, "kid": "enc", "use": "enc"}, {**good, "kid": "d", "d": "AQAB"},
+        {**json.loads(RSAAlgorithm.to_jwk(issuer.private["one"][1])), "kid": "private"},  # everybody can sign with it
         {**good, "kid": "alg", "alg": "RSA-OAEP"}, {"kty": "EC", "kid": "curve", "crv": "P-999", "x": "", "y": ""},
         {"kty": "RSA", "kid": "half", "n": "AQAB"}, {**good, "kid": "list", "kty": ["RSA"]},
     ]  # fmt: skip

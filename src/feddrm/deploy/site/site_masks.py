@@ -55,9 +55,8 @@ class SiteMasks:
         """Refuse a run before its first round whose sums this site could not take part in."""
         check_method(spec.make_method())
         self._check_number(spec.names)
-        for other in spec.names:
-            if other != self.name:
-                self._registered(other)
+        for name in spec.names:
+            self._registered(name)
 
     def signed_key(self, spec: RunSpec, store: PrivateStore) -> dict[str, Any]:
         """What the server relays to the other sites, and the sites that this site's last round was sent for."""
