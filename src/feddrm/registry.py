@@ -75,7 +75,7 @@ def known_fields(kind: type[Any], given: Mapping[str, Any], what: str) -> dict[s
     return typed(kind, given)
 
 
-def named(part: str, value: Any) -> dict[str, Any]:
+def name_and_settings(part: str, value: Any) -> dict[str, Any]:
     """The name and the settings of one part of a configuration, such as its method; it may also be just a name."""
     if isinstance(value, str):
         return {"name": value}

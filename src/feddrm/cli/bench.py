@@ -34,7 +34,7 @@ def engine(
     out: Out = None,
     json: JsonFlag = False,
 ) -> None:
-    """Compare the engines on one GPU. Plain loop, compiled, CUDA graph, more streams, more clients.
+    """Compare the engines on one GPU. They are the plain loop, compiled, as a CUDA graph, with more streams or clients.
 
     Example: feddrm bench engine --no-paper
     """
@@ -78,7 +78,7 @@ def serve(
     out: Out = None,
     json: JsonFlag = False,
 ) -> None:
-    """Compare the gateway with the same router in one process. Speed, latency and memory over HTTP.
+    """Compare the gateway with the same router in one process. It measures speed, latency and memory over HTTP.
 
     Example: feddrm bench serve --seconds 2 --requests 10000
     """
@@ -127,7 +127,7 @@ def deploy(
     out: Out = None,
     json: JsonFlag = False,
 ) -> None:
-    """Compare rounds over Flower with rounds in one process. Digits, three sites, TLS, on this machine.
+    """Compare rounds over Flower with rounds in one process. Three sites train on the digits, over TLS.
 
     Example: feddrm bench deploy --rounds 4
     """

@@ -55,7 +55,7 @@ def info(
     sort: Annotated[str | None, typer.Option(help="Sort by name, train or test (largest first).")] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Print sizes, class counts and shift of every client. Of a table, also how every column is read.
+    """Print sizes, class counts and shift of every client. For a table, it also says how columns are read.
 
     Of more than 30 clients it prints the first and the last ten, by training samples unless --sort says otherwise.
 
@@ -191,7 +191,7 @@ def schema(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The file to write (default: print it).")] = None,
 ) -> None:
-    """Draft a table schema for csv data. Edit it, then give it to every client.
+    """Draft a table schema for csv data. You then edit it and give it to every client.
 
     Centres and scales are rounded statistics of the tables you name: name some that may be shown.
 

@@ -66,7 +66,7 @@ def fit(
     ] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Compare several samples by density ratios against the first. Tests, quantiles, means, goodness of fit.
+    """Compare several samples by density ratios against the first. It adds tests, quantiles, means, goodness of fit.
 
     Example: feddrm drm fit a.csv b.csv c.csv --basis auto --out analysis.html
     """
@@ -161,7 +161,7 @@ def example(
     folder: Annotated[Path, typer.Argument(help="Folder for a.csv, b.csv and c.csv.")] = Path(),
     seed: Seed = 1,
 ) -> None:
-    """Write three small normal samples to try the fit on. b has a larger variance than a, c another mean.
+    """Write three small normal samples to try the fit on. Sample b has a larger variance than a, c another mean.
 
     Example: feddrm drm example
     """
@@ -186,7 +186,7 @@ def drift(
     out: Picture = None,
     json: JsonFlag = False,
 ) -> None:
-    """Measure the gradient drift of client head and class head. Ten classes, three clients, six settings.
+    """Measure the gradient drift of client head and class head. There are ten classes, three clients, six settings.
 
     Example: feddrm drm drift --out drift.png
     """

@@ -18,7 +18,7 @@ def outcomes(
     file: Annotated[Path, typer.Argument(help="The use log of a gateway ('feddrm serve --use-log FILE').")],
     json: JsonFlag = False,
 ) -> None:
-    """Print how good a gateway's recorded answers were. Accuracy, calibration, abstention, by time and artifact.
+    """Print how good a gateway's recorded answers were. It shows accuracy, calibration, abstention by artifact and time.
 
     Example: feddrm outcomes runs/first/uses.sqlite
     """
@@ -47,7 +47,7 @@ def replay(
     coverage: Annotated[float, typer.Option(help="Fraction to answer; abstain from the least sure.")] = 1.0,
     json: JsonFlag = False,
 ) -> None:
-    """Compare another router with the served one. On recorded queries: which decisions change, and who is right.
+    """Compare another router with the served one. It says which decisions on recorded queries change, and who is right.
 
     Example: feddrm replay runs/first/uses.sqlite runs/first runs/second
     """
@@ -72,7 +72,7 @@ def replay(
 
 
 def serve_promote(url: Url, key: Key = None, ca: Ca = None) -> None:
-    """Let a gateway's challenger answer all requests. Prints its version.
+    """Let a gateway's challenger answer all requests. It prints the version.
 
     Example: feddrm serve-promote http://127.0.0.1:8080
     """
@@ -83,7 +83,7 @@ def serve_promote(url: Url, key: Key = None, ca: Ca = None) -> None:
 
 
 def serve_rollback(url: Url, key: Key = None, ca: Ca = None) -> None:
-    """Undo a promotion, or give up a gateway's challenger. Prints the version that is served.
+    """Undo a promotion, or give up a gateway's challenger. It prints the version that is served.
 
     Example: feddrm serve-rollback http://127.0.0.1:8080
     """

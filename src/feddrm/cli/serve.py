@@ -260,7 +260,7 @@ def query(
     csv: Annotated[bool, typer.Option("--csv", help="Print the answers as csv.")] = False,
     json: JsonFlag = False,
 ) -> None:
-    """Ask a gateway about a picture or a table's row. Which client it belongs to, or what the answer is.
+    """Ask a gateway about a picture or a table's row. The gateway says which client it belongs to, or answers it.
 
     Example: feddrm query http://127.0.0.1:8080 patients.csv --predict --ignore id
     """

@@ -24,7 +24,7 @@ from feddrm.cli.output import JsonFlag, print_json, print_table, resumable
 from feddrm.cli.report import AllFlag, print_report
 from feddrm.errors import SettingError
 from feddrm.plugins import require_plugins
-from feddrm.registry import named
+from feddrm.registry import name_and_settings
 
 if TYPE_CHECKING:
     from feddrm.runs import Run
@@ -114,7 +114,7 @@ def train(
     require_plugins(settings.pop("plugins", None), str(config))
     parts: dict[str, dict[str, Any]] = {}
     for part in ("data", "method", "model", "evaluation"):
-        parts[part] = named(part, settings.pop(part, None) or {})
+        parts[part] = name_and_settings(part, settings.pop(part, None) or {})
     for part, name in (("data", data), ("method", method), ("model", model)):
         if name is not None and name != parts[part].get("name"):
             parts[part] = {"name": name}
@@ -239,7 +239,7 @@ def demo(
     everything: AllFlag = False,
     json: JsonFlag = False,
 ) -> None:
-    """Compare FedDRM with other methods on the digits. FedAvg, FedAvg with fine-tuning, local models.
+    """Compare FedDRM with other methods on the digits. They are FedAvg, FedAvg with fine-tuning and local models.
 
     Example: feddrm demo --out runs/demo
     """

@@ -165,6 +165,8 @@ def test_init_takes_what_to_train_from_a_configuration(feddrm: Feddrm, tmp_path:
     assert training(*config, "--method", "fedavg")["method"] == "fedavg", "the settings are another method's"
     assert training("--set", "mu=0.3", "--method", "fedproxft") == {"method": {"name": "fedproxft", "mu": 0.3}}
     assert training() == {"method": "feddrm"}
+    (tmp_path / "recipe.yaml").write_text("{recipe: paper, rounds: 5}")
+    assert training("--config", str(tmp_path / "recipe.yaml")) == {"method": "feddrm", "recipe": "paper", "rounds": 5}
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from feddrm.cli.output import JsonFlag, print_json, print_table
 from feddrm.errors import SettingError
 from feddrm.plugins import require_plugins
 from feddrm.progress import progress_bar
-from feddrm.registry import Named, named
+from feddrm.registry import Named, name_and_settings
 
 app = typer.Typer(help="Train over a network with Flower.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -129,21 +129,21 @@ def _training(
 
     settings = read_config(config) if config is not None else {}
     require_plugins(settings.pop("plugins", None), str(config))
-    parts = {part: named(part, settings.pop(part, None) or {}) for part in ("data", "evaluation", *names)}
+    recipe = settings.pop("recipe", None)
+    parts = {part: name_and_settings(part, settings.pop(part, None) or {}) for part in ("data", "evaluation", *names)}
     for part, name in names.items():
         if name is not None and name != parts[part].get("name"):
             parts[part] = {"name": name}
     parts["method"].setdefault("name", "feddrm")
     plan = training_settings(settings)[0] | plan
-    sections = setting_names({**parts, "data": {}}) if extra else {}
-    for part, values in sectioned_settings(
-        extra, {part: sections.get(part, ()) for part in (*names, "training")}
-    ).items():
+    every = setting_names({**parts, "data": {}}) if extra else {}
+    sections = {part: every.get(part, ()) for part in (*names, "training")}
+    for part, values in sectioned_settings(extra, sections).items():
         (plan if part == "training" else parts[part]).update(values)
     if "name" not in parts["model"] and parts["model"]:
         raise SettingError(f"--set model.{next(iter(parts['model']))}=...: name the model, too (--model)")
     made = {part: _settings(kind, parts[part]) for part, kind in (("method", Method), ("model", Model)) if parts[part]}
-    return {**made, **typed(Plan, plan)}
+    return {**made, **given_settings(recipe=recipe), **typed(Plan, plan)}
 
 
 def _settings(kind: type[Named], part: Mapping[str, Any]) -> str | dict[str, Any]:

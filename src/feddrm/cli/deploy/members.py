@@ -50,7 +50,7 @@ def check(
     ],
     json: JsonFlag = False,
 ) -> None:
-    """Check a site or the server before it is started. One line each, with the remedy. It changes nothing.
+    """Check a site or the server before it is started. Each finding is one line, with the remedy. It changes nothing.
 
     A site: data, floors, folder, disk, versions, key, certificate, the way to the server, clock. The server: settings,
     folder, disk, versions, keys, certificate, ports. Of a project: the server, and its sites without the removed ones.

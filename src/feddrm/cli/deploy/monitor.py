@@ -25,7 +25,7 @@ def watch(
     once: Annotated[bool, typer.Option("--once", help="Print the state and end.")] = False,
     json: JsonFlag = False,
 ) -> None:
-    """Watch a training on the server's machine. Rounds, sites, and for whom the server waits and why.
+    """Watch a training on the server's machine. It shows rounds and sites, and for whom the server waits and why.
 
     On a terminal the view is renewed in place until the run ends or Ctrl-C. Elsewhere, and with --json, it is printed
     once. The exit code is 1 if the run has failed.
@@ -119,7 +119,7 @@ def audit(
     ] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Verify the audit trail of a run. Its hash chain, its end and the model of its last round.
+    """Verify the audit trail of a run. It checks the hash chain, the end and the model of the last round.
 
     The end is compared with summary.json and with the event logs of sites, those of the project or of --site.
 

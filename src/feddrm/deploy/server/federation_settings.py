@@ -24,7 +24,7 @@ from feddrm.io.run_files import check_client_names
 from feddrm.io.text import json_bytes, read_json
 from feddrm.methods import Method
 from feddrm.models import Model
-from feddrm.registry import known_fields, named, nearest
+from feddrm.registry import known_fields, name_and_settings, nearest
 from feddrm.router import RouterSettings
 from feddrm.router.features.base import Raw
 from feddrm.router.settings import Holdout
@@ -61,13 +61,12 @@ class WatchSettings(TypedDict):
 class FederationSettings:
     """Who takes part, what is trained, and how long a site may take.
 
-    ``training`` holds options of ``feddrm train``: method, model, rounds, lr, seed and so on; method and model may have
-    settings of their own beside their ``name``. ``deadline``
-    is how many seconds a site has to answer one message. ``quorum`` is how many sites must answer for a
-    round to count. A new name for ``run`` starts a new training from the beginning. ``watch`` names the ``port`` of
-    the page and the metrics that show the training on the server's own machine. With ``secure_aggregation`` the
-    server learns sums over sites only. ``comparison`` has the ``basis`` and the ``columns`` of a density ratio model of
-    the sites' populations.
+    ``training`` holds options of ``feddrm train``: method, model, rounds, lr, seed and so on. Method and model may have
+    settings of their own beside their ``name``. ``deadline`` is how many seconds a site has to answer one message.
+    ``quorum`` is how many sites must answer for a round to count. A new name for ``run`` starts a new training from the
+    beginning. ``watch`` names the ``port`` of the page and the metrics that show the training on the server's own
+    machine. With ``secure_aggregation`` the server learns sums over sites only. ``comparison`` has the ``basis`` and
+    the ``columns`` of a density ratio model of the sites' populations.
     """
 
     clients: tuple[str, ...]
@@ -88,7 +87,7 @@ class FederationSettings:
     @property
     def method(self) -> Method:
         """The method with its settings."""
-        given = named("method", self.training.get("method") or {})
+        given = name_and_settings("method", self.training.get("method") or {})
         return Method.make(given.pop("name", "feddrm"), **given)
 
     @property
@@ -185,7 +184,7 @@ class FederationSettings:
             if key not in allowed:
                 known = f"(there are: {', '.join(sorted(allowed))})"
                 raise SettingError(f"no training setting '{key}'{nearest(str(key), allowed)} {known}")
-        method, given = self.method, named("model", self.training.get("model") or {})
+        method, given = self.method, name_and_settings("model", self.training.get("model") or {})
         model = Model.make(given.pop("name"), **given) if "name" in given else None  # else the data decide on one
         if method.closed_form or (model is not None and model.frozen):
             name = f"method={method.name}" if method.closed_form or model is None else f"model={model.name}"
