@@ -18,7 +18,7 @@ def outcomes(
     file: Annotated[Path, typer.Argument(help="The use log of a gateway ('feddrm serve --use-log FILE').")],
     json: JsonFlag = False,
 ) -> None:
-    """Print how good a gateway's recorded answers were. It shows accuracy, calibration, abstention by artifact and time.
+    """Print how good a gateway's recorded answers were. It shows accuracy, calibration and abstention over time.
 
     Example: feddrm outcomes runs/first/uses.sqlite
     """
