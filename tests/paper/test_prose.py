@@ -59,6 +59,7 @@ COLUMNS = {  # of the tables whose columns are not the six settings
     "a query of unknown origin, % right, by number of clients": {
         "8": "cifar10-dir0.3-pool-m8",
         "16": "cifar10-dir0.3-pool-m16",
+        "24": "cifar10-dir0.3-pool-m24",
     },
 }
 
