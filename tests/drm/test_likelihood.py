@@ -14,6 +14,7 @@ from feddrm.drm import (
     reference_weights,
     solve_multipliers,
 )
+from feddrm.drm.basis import Floats
 from feddrm.drm.likelihood import _pseudo_log
 from populations import fitted, retilted
 from refusal import refused
@@ -72,6 +73,28 @@ def test_04_profile_likelihood_is_two_cross_entropies_and_a_constant() -> None:
     n = fit.counts.sum()
     papers = -float((fit.counts * np.log(fit.counts / n)).sum())
     assert fit.profile_log_likelihood - (-client_entropy + papers) == pytest.approx(-n * np.log(n), abs=1e-8)
+
+
+def test_at_the_best_intercepts_of_any_slopes_the_profile_is_the_dual_and_a_constant() -> None:
+    """So the dual's likelihood ratios of slopes are those of the profile; at other intercepts the two differ."""
+    fit = fitted()
+    slopes = 0.7 * fit.xi
+    logits = fit.features @ slopes.T + np.log(fit.counts)
+    for _ in range(2000):  # each step gives every population the expected number of observations
+        logits += np.log(fit.counts / softmax(logits, axis=1).sum(0))
+    rows, constant = np.arange(len(fit.owner)), float((fit.counts * np.log(fit.counts)).sum())
+
+    def both(logits: Floats) -> tuple[float, float]:
+        tilts = logits - np.log(fit.counts)
+        dual = log_softmax(logits, axis=1)[rows, fit.owner].sum()
+        return profile_log_likelihood(tilts - tilts[:, [0]], fit.owner), float(dual) - constant
+
+    profile, dual = both(logits)
+    assert profile == pytest.approx(dual, abs=1e-6)
+    assert profile < fit.profile_log_likelihood - 0.1
+    elsewhere, dual_elsewhere = both(logits + np.array([0.0, 0.001, -0.001]))
+    assert elsewhere < profile
+    assert elsewhere < dual_elsewhere - 1e-3
 
 
 def test_04_the_profile_is_the_largest_likelihood_over_all_weights() -> None:

@@ -51,6 +51,17 @@ def test_p_values_count_the_samples_whose_label_was_no_likelier() -> None:
         AnswerCalibration().p_values(torch.ones(1, 3))
 
 
+def test_with_two_classes_p_values_do_not_depend_on_the_temperature() -> None:
+    logits, labels = overconfident(300, 3.0)
+    for classes, equal in ((2, True), (3, False)):
+        own = labels % classes
+        found = [
+            calibration.p_values((logits[:50, :classes] / calibration.temperature).softmax(1))
+            for calibration in (AnswerCalibration.at(t, logits[50:, :classes], own[50:]) for t in (1.0, 3.0))
+        ]
+        assert torch.equal(*found) is equal
+
+
 def test_p_values_of_equal_samples_are_equal_though_batches_round_them_apart() -> None:
     g = torch.Generator().manual_seed(0)
     samples = 8 * torch.randn(6, 3, generator=g)  # few different ones: scores are tied

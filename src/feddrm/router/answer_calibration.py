@@ -66,8 +66,9 @@ class AnswerCalibration:
         """The conformal p-value of every class [..., K]: how many samples had a true label no likelier than it.
 
         If the query is exchangeable with the client's test samples, the p-value of its true label is at most ``miss``
-        with a probability of at most ``miss`` (Vovk et al., 2005). Samples of one subject count as one together. Then
-        it is enough that the query's subject is exchangeable with the others (Lee, Barber and Willett, 2023).
+        with a probability of at most ``miss`` (Vovk et al., 2005), if the temperature was not fitted on them or there
+        are two classes. Samples of one subject count as one together. Then it is enough that the query's subject is
+        exchangeable with the others (Lee, Barber and Willett, 2023).
         """
         if self.scores is None:
             raise FeddrmError(NO_SCORES)

@@ -26,9 +26,9 @@ from feddrm.threads import router_kernels
 def leave(router: Router, name: str) -> Router:
     """The router without one client.
 
-    The result is exact: the ratios between the remaining clients do not depend on who else is there. So the
-    renormalised weights are those of the model without this client. The calibration stays as measured, but for
-    the reference of drift, which has this client's samples.
+    The density ratios between the remaining clients stay as they were, so the renormalised weights are the
+    probabilities given that a query is not of this client. A new fit would lack its samples and differ a little. The
+    calibration stays as measured, but for the reference of drift, which has this client's samples.
     """
     require_client(name, router.names)
     if router.clients <= 2:

@@ -2,8 +2,8 @@
 
 The empirical likelihood ratio adds the constraints ``F_i(cut) = level`` to those of the model (Zhang, Zhu and Chen,
 2020). With ``t_i = 1 + mu_i (1[x <= cut] - level)`` the constrained maximum is the saddle point, lowest in the
-multipliers mu and highest in the tilts, of the dual likelihood in which every density of a population is multiplied
-by its ``t_i``. The cut is then varied to where the ratio is least.
+multipliers mu and highest in the tilts, of the dual likelihood with ``t_i`` times the density of population i in its
+denominator, the sum over populations. The cut is then varied to where the ratio is least.
 
 Where observations are equal, the distribution functions jump: the cut is the quantile of every population with
 ``F_i(cut-) <= level <= F_i(cut)``. Only a population for which this fails is then constrained, to the nearer end.
