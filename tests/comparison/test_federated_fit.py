@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from scipy.stats import chi2
 
 from feddrm.comparison import FederatedFit, fit_federation
 from feddrm.comparison.federated_fit import basis_feature
@@ -68,7 +69,105 @@ def test_the_scatter_of_scores_is_the_covariance_of_single_gradients() -> None:
     sample = Sample(x, torch.ones(7, dtype=torch.int64))
     scores = [client_gradient(sample.rows(torch.tensor([i])), point)["gradient"][1:].flatten() for i in range(7)]
     expected = 7 * torch.cov(torch.stack(scores).T)
-    torch.testing.assert_close(client_score_scatter(sample, point)["scatter"], expected)
+    torch.testing.assert_close(client_score_scatter(sample, point, torch.arange(7))["scatter"], expected)
+
+
+Visits = Mapping[str, tuple[Floats, np.ndarray]]
+
+
+def of_subjects(visits: Visits, basis: str = "identity", known: bool = True) -> FederatedFit:
+    """The fit to a column of values, whose subjects are ``known`` or not."""
+    pairs, test = {}, {}
+    for name, (x, subject) in visits.items():
+        pairs[name] = (x[:, None], np.arange(len(x)) % 2, subject)[: 2 + known]
+        test[name] = (np.zeros((2, 1)), np.arange(2), np.array([-1, -2]))[: 2 + known]
+    return fit_federation(Federation.from_arrays(pairs, test=test, columns=["x"]), basis)
+
+
+def test_the_error_of_a_log_odds_ratio_is_that_of_subjects() -> None:
+    """Of zeros and ones the tilt is a log odds ratio. Its variance by hand, from what patients differ by in sum."""
+    visits = {
+        "a": (np.array([1.0, 1, 0, 0, 1, 0, 0, 1, 1, 0]), np.array([7, 7, 7, 2, 2, 2, 2, 5, 5, 9])),
+        "b": (np.array([1.0, 1, 1, 0, 1, 1, 0, 1]), np.array([1, 1, 1, 3, 4, 4, 4, 4])),
+    }
+    found, plain = of_subjects(visits), of_subjects(visits, known=False)
+    # a: 5 of 10, patients' sums around 1/2 are 1/2, -1, 1, -1/2. b: 6 of 8, around 3/4 they are 3/4, -3/4, 0.
+    by_patient = 4 / 3 * (2 * 0.25 + 2 * 1) / (10 / 4) ** 2 + 3 / 2 * (2 * 9 / 16) / (8 * 3 / 16) ** 2
+    by_visit = 10 / 9 * (10 / 4) / (10 / 4) ** 2 + 8 / 7 * (8 * 3 / 16) / (8 * 3 / 16) ** 2
+    assert found.tilts.value[1, 1] == pytest.approx(np.log(3), rel=1e-7)
+    assert found.tilts.error[1, 1] == pytest.approx(np.sqrt(by_patient), rel=1e-7)
+    assert plain.tilts.error[1, 1] == pytest.approx(np.sqrt(by_visit), rel=1e-7)
+    assert np.array_equal(found.tilts.value, plain.tilts.value)
+    # The test's factor: the variance relative to that of single visits, of as many patients.
+    apart = 4 / 3 / (10 / 4) + 3 / 2 / (8 * 3 / 16)
+    test = found.homogeneity
+    assert (test.correction, test.degrees, test.statistic) == ("subjects", 1, plain.homogeneity.statistic)
+    assert test.factor == pytest.approx(by_patient / apart, rel=1e-7)
+    assert test.p_value == pytest.approx(chi2.sf(test.statistic / test.factor, 1), rel=1e-7)
+    assert found.as_dict()["homogeneity"]["factor"] == test.factor
+
+
+def correlated(seed: int, patients: int = 30) -> Visits:
+    """Patients of two equal populations with one or ten visits, half of whose variance is the patient's own."""
+    rng = np.random.default_rng(seed)
+    out = {}
+    for name in "ab":
+        subject = np.repeat(np.arange(patients), rng.choice([1, 10], patients))
+        out[name] = ((rng.normal(size=patients)[subject] + rng.normal(size=len(subject))) / np.sqrt(2), subject)
+    return out
+
+
+def test_subjects_with_one_sample_each_change_no_figure() -> None:
+    rng = np.random.default_rng(0)
+    visits = {name: (x, rng.permutation(len(x))) for name, x in three().items()}
+    assert of_subjects(visits, "normal").as_dict() == of_subjects(visits, "normal", known=False).as_dict()
+
+
+def test_repeated_samples_of_every_subject_change_nothing() -> None:
+    visits = correlated(1)
+    once, thrice = of_subjects(visits, "normal"), {}
+    for name, (x, subject) in visits.items():
+        thrice[name] = (x.repeat(3), subject.repeat(3))
+    again = of_subjects(thrice, "normal")
+    np.testing.assert_allclose(again.tilts.value, once.tilts.value, rtol=1e-7, atol=1e-9)
+    np.testing.assert_allclose(again.tilts.error, once.tilts.error, rtol=1e-7)
+    assert again.homogeneity.statistic == pytest.approx(3 * once.homogeneity.statistic, rel=1e-7)
+    assert again.homogeneity.p_value == pytest.approx(once.homogeneity.p_value, rel=1e-6)
+
+
+def test_the_limit_of_the_test_has_the_mean_and_the_variance_of_a_weighted_sum() -> None:
+    found = of_subjects(correlated(2), "normal")
+    effects = found.subject_effects
+    assert effects[1] > 1.2 * effects[0] > 1.2
+    test, scale = found.homogeneity, (effects @ effects) / effects.sum()
+    assert test.factor == effects.mean()
+    limit = chi2(effects.sum() / scale, scale=scale)
+    assert (limit.mean(), limit.var()) == pytest.approx((effects.sum(), 2 * effects @ effects))
+    assert test.p_value == pytest.approx(limit.sf(test.statistic))
+
+
+@pytest.mark.slow
+def test_errors_cover_and_tests_reject_as_often_as_they_say_where_samples_are_correlated() -> None:
+    runs = 150
+    covered, rejected = dict.fromkeys((True, False), 0.0), dict.fromkeys((True, False), 0.0)
+    for seed in range(runs):
+        visits = correlated(seed)
+        for known in covered:
+            found = of_subjects(visits, known=known)
+            covered[known] += float(abs(found.tilts.value[1, 1]) < 1.96 * found.tilts.error[1, 1]) / runs
+            rejected[known] += float(found.homogeneity.p_value < 0.05) / runs
+    assert covered[True] > 0.9
+    assert rejected[True] < 0.1
+    assert covered[False] < 0.75
+    assert rejected[False] > 0.25
+
+
+def test_a_population_of_fewer_subjects_than_parameters_is_refused() -> None:
+    visits = correlated(3)
+    visits = {**visits, "c": (visits["a"][0], np.arange(len(visits["a"][0])) % 2)}
+    of_subjects(visits)
+    with refused("of 1 of the clients are of fewer subjects than the 3 parameters of a tilt"):
+        of_subjects(visits, "normal")
 
 
 SCHEMA = TableSchema((NumberColumn("age", centre=50, scale=10), NumberColumn("chol", missing=True, centre=240)))

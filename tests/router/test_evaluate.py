@@ -163,6 +163,16 @@ def test_sets_whose_threshold_comes_from_the_same_samples_are_counted_without_th
     calibration, unit = Calibration(conformal={"density_0.25": 0.5}, tested=True), torch.tensor([0, 1, 1, 2, 3])
     counted = _conformal(calibration, "density", log_weights[:, :1], unit, [log_weights])
     assert counted["density_0.25"]["covered"] == pytest.approx(0.6)
+    # Three copies of every sample, of its subject, change nothing.
+    log_weights = torch.rand(22, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64).log_softmax(1)
+    rows = torch.arange(22).repeat_interleave(3)
+    calibration = Calibration(conformal={"density_0.1": 0.5, "density_0.2": 0.5}, tested=True)
+    once, often = (
+        _conformal(calibration, "density", log_weights[some, :1], some, [log_weights[some]])
+        for some in (torch.arange(22), rows)
+    )
+    assert often == once
+    assert 0 < once["density_0.2"]["covered"] < 1
 
 
 @pytest.mark.parametrize("block", [1, 7, 2**19])

@@ -6,8 +6,11 @@ import math
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from feddrm.evaluation import route
+from feddrm.router.answer_calibration import AnswerCalibration
 from feddrm.router.policy import (
     FLOAT32,
     RULES,
@@ -22,6 +25,7 @@ from feddrm.router.policy import (
     log_pooled_density,
     reliability,
     solve_temperature,
+    subject_shares,
 )
 from feddrm.rules import Evidence, Rule
 from refusal import refused
@@ -95,7 +99,8 @@ def test_conformal_sets_hold_the_true_client_as_often_as_promised(miss: float) -
         logits = 2 * torch.randn(n + 40, 5, generator=g, dtype=torch.float64)
         origin = torch.multinomial((0.5 * logits).softmax(1), 1, generator=g)[:, 0]
         log_weights = logits.log_softmax(1)
-        threshold = conformal_threshold(log_weights[:n], origin[:n], miss)
+        own = log_weights.gather(1, origin[:, None])[:n, 0]
+        threshold = conformal_threshold(own, torch.ones(n), miss)
         inside = conformal_set(log_weights[n:], threshold)
         hits += float(inside.gather(1, origin[n:, None]).double().mean())
     # Exactly 1 - floor(80 miss) / 80 on average; three standard errors of the simulation.
@@ -118,7 +123,55 @@ def test_the_least_weight_of_a_set_is_the_measured_one_or_says_which_there_are()
 
 
 def test_too_few_samples_admit_every_client() -> None:
-    assert conformal_threshold(random(5, 3).log_softmax(1), torch.zeros(5, dtype=torch.int64), 0.01) == 0.0
+    assert conformal_threshold(random(5).sigmoid().log(), torch.ones(5), 0.01) == 0.0
+
+
+@given(st.integers(1, 120), st.floats(0.001, 0.999))
+def test_of_subjects_with_one_sample_each_a_threshold_is_an_order_statistic(samples: int, miss: float) -> None:
+    own, subject = random(samples).sigmoid(), torch.randperm(samples, generator=torch.Generator().manual_seed(1))
+    rank = math.floor((samples + 1) * miss)
+    expected = float(own.log().exp().sort().values[rank - 1]) if rank else 0.0
+    assert conformal_threshold(own.log(), subject_shares(subject), miss) == expected
+
+
+WEIGHTS, WHOSE = torch.tensor([0.1, 0.9, 0.4, 0.8, 0.6, 0.7]).double(), torch.tensor([5, 5, 5, 5, 2, 8])
+
+
+@pytest.mark.parametrize(("miss", "least"), [(0.2, None), (0.3, 0), (0.4, 4), (0.6, 4), (0.65, 5), (0.9, 3), (0.95, 1)])
+def test_samples_of_one_subject_count_as_one_in_a_threshold(miss: float, least: int | None) -> None:
+    """Of three patients one has four visits, a quarter each. A threshold needs more than 4 x miss - 1 below."""
+    expected = 0.0 if least is None else float(WEIGHTS[least])
+    assert conformal_threshold(WEIGHTS.log(), subject_shares(WHOSE), miss) == pytest.approx(expected, rel=1e-12)
+    p_values = AnswerCalibration.of_scores(1.0, WEIGHTS, WHOSE).p_values(WEIGHTS)
+    assert float(WEIGHTS[p_values > miss].min()) >= expected, "label sets count the same"
+    assert least is None or p_values[least] > miss
+
+
+@pytest.mark.parametrize("miss", [0.05, 0.1, 0.2, 0.5])
+def test_repeated_samples_of_a_subject_change_no_threshold(miss: float) -> None:
+    own = random(39).sigmoid().log()  # (39 + 1) x miss is a whole number: a rounding error would change the rank
+    often = torch.randint(1, 8, (39,), generator=torch.Generator().manual_seed(0))
+    rows = torch.arange(39).repeat_interleave(often)
+    once = conformal_threshold(own, torch.ones(39), miss)
+    assert conformal_threshold(own[rows], subject_shares(rows), miss) == once
+
+
+def test_sets_of_clients_miss_new_subjects_as_rarely_as_promised() -> None:
+    """39 patients with 1, 10 or 30 visits each, which resemble each other. Counted one by one, sets miss more."""
+    subjects, missed = 39, {True: 0.0, False: 0.0}
+    for seed in range(600):
+        g = torch.Generator().manual_seed(seed)
+        visits = torch.tensor([1, 10, 30])[torch.randint(3, (subjects + 1,), generator=g)]
+        whose = torch.arange(subjects + 1).repeat_interleave(visits)
+        shift = 2 * torch.randn(subjects + 1, generator=g, dtype=torch.float64) / visits.sqrt()  # few visits: odd ones
+        own = (shift[whose] + 0.1 * torch.randn(len(whose), generator=g, dtype=torch.float64)).sigmoid().log()
+        known = whose < subjects
+        for by_subject in missed:
+            shares = subject_shares(whose[known]) if by_subject else torch.ones(int(known.sum()))
+            threshold = conformal_threshold(own[known], shares, 0.1)
+            missed[by_subject] += float((~conformal_set(own[~known, None], threshold)).double().mean()) / 600
+    assert missed[True] == pytest.approx(0.1, abs=0.025)
+    assert missed[False] > 0.14
 
 
 @pytest.mark.parametrize("true", [0.5, 1.0, 3.0])

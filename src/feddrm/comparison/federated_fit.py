@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.linalg import eigh
 from scipy.stats import chi2
 from torch import Tensor
 
@@ -50,25 +51,33 @@ class FederatedFit:
     tilts: Estimate  # one row (gamma dagger, xi) per population
     log_likelihood: float
     steps: int  # of Newton's method, each a message to every client
+    subject_effects: Floats  # variances of slopes over those of independent samples, along common axes
 
     @property
     def homogeneity(self) -> HypothesisTest:
-        """The likelihood ratio with its chi-square limit. A correction would need the observations."""
+        """The likelihood ratio with its chi-square limit. A correction for small samples would need the observations.
+
+        Where subjects have several samples, the limit is a weighted sum of chi-squares. It is replaced by a multiple of
+        one with the same mean and variance (Rao and Scott, 1984).
+        """
         null = float((self.counts * np.log(self.counts / self.counts.sum())).sum())
-        statistic = max(0.0, 2 * (self.log_likelihood - null))
-        degrees = (len(self.names) - 1) * len(self.terms)
-        return HypothesisTest(" = ".join(self.names), statistic, degrees, float(chi2.sf(statistic, degrees)))
+        statistic, effects = max(0.0, 2 * (self.log_likelihood - null)), self.subject_effects
+        scale = float(np.square(effects).sum() / effects.sum())
+        p_value = float(chi2.sf(statistic / scale, effects.sum() / scale))
+        how, factor = "none" if np.all(effects == 1) else "subjects", float(effects.mean())
+        return HypothesisTest(" = ".join(self.names), statistic, len(effects), p_value, how, factor)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, as the folder of a run holds them."""
         test = self.homogeneity
+        how = {} if test.correction == "none" else {"correction": test.correction, "factor": test.factor}
         return {
             "populations": dict(zip(self.names, self.counts.astype(int).tolist(), strict=True)),
             "terms": ["intercept", *self.terms],
             "tilts": dict(zip(self.names, self.tilts.value.tolist(), strict=True)),
             "standard_errors": dict(zip(self.names, self.tilts.error.tolist(), strict=True)),
             "log_likelihood": self.log_likelihood,
-            "homogeneity": {"statistic": test.statistic, "degrees": test.degrees, "p_value": test.p_value},
+            "homogeneity": {"statistic": test.statistic, "degrees": test.degrees, "p_value": test.p_value, **how},
         }
 
 
@@ -98,8 +107,8 @@ def fit_populations(cohort: Cohort, basis: str, columns: str | Sequence[str] | N
         raise IncomparableError("the basis functions are dependent on these samples: choose one with fewer functions")
     request = FitRequest(design, "client", Problem(len(facts.names), len(labels), ridge=0.0), fold=None)
     point, sums, steps = _maximum(cohort, request, design.whitening)
-    tilts = _tilts(cohort, request, point, sums)
-    return FederatedFit(facts.names, np.array(facts.sizes, float), labels, tilts, -float(sums["loss"]), steps)
+    tilts, effects = _tilts(cohort, request, point, sums)
+    return FederatedFit(facts.names, np.array(facts.sizes, float), labels, tilts, -float(sums["loss"]), steps, effects)
 
 
 def check_common_basis(basis: str) -> None:
@@ -177,18 +186,32 @@ def _spread(whitening: Whitening, point: Tensor) -> float:
     return float(torch.hypot(slopes.norm(dim=1), point[:, -1]).max())
 
 
-def _tilts(cohort: Cohort, request: FitRequest, point: Tensor, sums: ClientSums) -> Estimate:
-    """Coefficients of the basis itself with sandwich errors, scores centred within populations."""
+def _tilts(cohort: Cohort, request: FitRequest, point: Tensor, sums: ClientSums) -> tuple[Estimate, Floats]:
+    """Coefficients of the basis itself with sandwich errors, scores centred within populations and added by subject.
+
+    And the effects of subjects on the variances of the slopes.
+    """
     inverse = torch.linalg.inv(_information(request.problem, sums)).numpy()
-    middle = cohort.score_scatter(request, point).numpy()
+    scatter = cohort.score_scatter(request, point)
+    if few := int(scatter["few"]):
+        raise IncomparableError(
+            f"the training samples of {few} of the clients are of fewer subjects than the {point.shape[1]} parameters "
+            "of a tilt: give more subjects, or a basis with fewer functions"
+        )
     counts = np.array(cohort.facts.sizes, float)
     back = _back(request.design)
     value = point.numpy() @ back.T
     value[:, 0] -= np.log(counts / counts[0])
     whole = np.kron(np.eye(len(counts) - 1), back)
     error = np.zeros_like(value)
-    error[1:] = np.sqrt(np.diag(whole @ inverse @ middle @ inverse @ whole.T)).reshape(len(counts) - 1, -1)
-    return Estimate(value, error)
+    covariance, independent = (
+        whole @ inverse @ scatter[key].numpy() @ inverse @ whole.T for key in ("scatter", "sample_scatter")
+    )
+    error[1:] = np.sqrt(np.diag(covariance)).reshape(len(counts) - 1, -1)
+    slope = np.arange(len(whole)) % point.shape[1] > 0
+    slopes = [matrix[slope][:, slope] for matrix in (covariance, independent)]
+    effects = np.ones(len(slopes[0])) if np.array_equal(*slopes) else eigh(*slopes, eigvals_only=True).clip(min=0)
+    return Estimate(value, error), effects
 
 
 def _back(design: DesignMatrix) -> Floats:

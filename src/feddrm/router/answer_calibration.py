@@ -18,7 +18,15 @@ from torch import Tensor
 
 from feddrm.errors import FeddrmError
 from feddrm.io.text import broken, json_bytes, read_json
-from feddrm.router.policy import TIED, client_slopes, consult, reliability, solve_temperatures
+from feddrm.router.policy import (
+    TIED,
+    client_slopes,
+    consult,
+    reliability,
+    solve_temperatures,
+    subject_shares,
+    subjects_up_to,
+)
 from feddrm.router.settings import Holdout
 
 FOLDS = Holdout(5, 5)
@@ -59,8 +67,7 @@ class AnswerCalibration:
         ascending = scores.sort()
         if subject is None:
             return cls(temperature, ascending.values)
-        _, place, sizes = torch.unique(subject.to(scores.device), return_inverse=True, return_counts=True)
-        return cls(temperature, ascending.values, sizes.double().reciprocal()[place][ascending.indices])
+        return cls(temperature, ascending.values, subject_shares(subject.to(scores.device))[ascending.indices])
 
     def p_values(self, probabilities: Tensor) -> Tensor:
         """The conformal p-value of every class [..., K]: how many samples had a true label no likelier than it.
@@ -75,7 +82,7 @@ class AnswerCalibration:
         smaller = torch.searchsorted(self.scores, raised(probabilities.to(self.scores)).contiguous(), right=True)
         if self.shares is None:
             return (smaller + 1).double() / (len(self.scores) + 1)
-        counted = torch.cat([self.shares.new_zeros(1), self.shares.cumsum(0)])
+        counted = subjects_up_to(self.shares)
         return (counted[smaller] + 1) / (counted[-1] + 1)
 
     def tensors(self) -> dict[str, Tensor]:

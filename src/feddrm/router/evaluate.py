@@ -32,7 +32,15 @@ from feddrm.router.fit.cohort import Facts
 from feddrm.router.fit.fit_router import FittedRouter
 from feddrm.router.fit.head_problems import joint_classes, joint_clients
 from feddrm.router.label_sets import label_set_figures
-from feddrm.router.policy import Calibration, by_rule, conformal_set, conformal_threshold, consult, reliability_of
+from feddrm.router.policy import (
+    Calibration,
+    by_rule,
+    conformal_set,
+    conformal_threshold,
+    consult,
+    reliability_of,
+    subject_shares,
+)
 from feddrm.router.router import Router
 from feddrm.router.settings import RouterSettings
 from feddrm.router.solver.client_statistics import BLOCK, logits_at
@@ -340,9 +348,9 @@ def _conformal(
 
     ``own`` [N, 1] are the log-weights of the samples' own clients, ``blocks`` those of all clients, block by block.
     Thresholds that come from these test samples are measured by parts in turn, each with a threshold of the others.
-    Samples of one ``unit``, a subject, are in one part.
+    Samples of one ``unit``, a subject, are in one part, and count as one together.
     """
-    part, first = unit % FOLDS.parts, torch.zeros_like(own, dtype=torch.int64)
+    part, shares = unit % FOLDS.parts, subject_shares(unit)
     least = {}
     for name, threshold in calibration.conformal.items():
         if name.rpartition("_")[0] == rule:
@@ -350,7 +358,7 @@ def _conformal(
             for fold in range(FOLDS.used if calibration.tested else 0):
                 rest = part != fold
                 miss = float(name.rpartition("_")[2])
-                least[name][~rest] = conformal_threshold(own[rest], first[rest][:, 0], miss)
+                least[name][~rest] = conformal_threshold(own[rest][:, 0], shares[rest], miss)
     sizes, start = dict.fromkeys(least, 0), 0
     for log_weights in blocks if least else ():
         for name, thresholds in least.items():

@@ -27,6 +27,7 @@ STEPS, FLAT = 50, 1e-12  # of the fit of a temperature: its steps at most, and t
 SLOPES = ("count", "slope", "even", "bend")  # the sums that a temperature is fitted from
 TIED = 1e-4  # log-odds that differ by less are equal: float32 rounds those of equal samples apart, by batch
 FLOAT32 = 1e-6  # what a probability in float32 may lack of itself
+WHOLE = 1e-9  # shares of subjects whose sum is as near to a whole number are whole subjects
 Number = TypeVar("Number", float, Tensor)
 
 
@@ -133,18 +134,34 @@ class Calibration:
         return _without_rounding(self.conformal[f"{rule}_{miss}"])
 
 
-def conformal_threshold(log_weights: Tensor, origin: Tensor, miss: float) -> float:
+def subject_shares(subject: Tensor) -> Tensor:
+    """How large a part of its subject each sample is, so that samples of one subject count as one together."""
+    _, place, sizes = torch.unique(subject, return_inverse=True, return_counts=True)
+    shares: Tensor = sizes.double().reciprocal()[place]
+    return shares
+
+
+def subjects_up_to(shares: Tensor) -> Tensor:
+    """How many subjects the first samples are [n + 1], from none to all, by their :func:`subject_shares`."""
+    counts = torch.cat([shares.new_zeros(1), shares.cumsum(0)])
+    whole = counts.round()
+    return torch.where((counts - whole).abs() < WHOLE, whole, counts)
+
+
+def conformal_threshold(own: Tensor, shares: Tensor, miss: float) -> float:
     """The smallest weight of a client in the conformal set, by split conformal prediction.
 
-    If validation samples and new queries are exchangeable, the set holds the true client with a
-    probability of at least 1 - ``miss`` (Vovk et al., 2005). The threshold is zero, which admits every
-    client, where there are too few validation samples for that guarantee.
+    ``own`` [n] are the log-weights of the validation samples' own clients. If a new query's subject is exchangeable
+    with theirs, the set holds the true client with a probability of at least 1 - ``miss`` (Vovk et al., 2005; with
+    several samples of a subject Lee, Barber and Willett, 2023). The threshold is zero, which admits every client,
+    where there are too few subjects for that guarantee.
     """
     if not 0 < miss < 1:
         raise SettingError(f"miss={miss}: give a probability between 0 and 1")
-    own = log_weights.gather(1, origin[:, None])[:, 0].exp().sort().values
-    rank = math.floor((len(own) + 1) * miss)  # in ascending order; smaller weights are outside the set
-    return float(own[rank - 1]) if rank >= 1 else 0.0
+    weights, order = own.exp().sort()
+    counts = subjects_up_to(shares.to(own.device)[order])
+    rank = int((counts + 1 > (counts[-1] + 1) * miss).nonzero()[0])  # smaller weights are outside the set
+    return float(weights[rank - 1]) if rank >= 1 else 0.0
 
 
 def conformal_set(log_weights: Tensor, threshold: Number) -> Tensor:

@@ -216,10 +216,10 @@ def test_both_cohorts_answer_every_question_alike(deployed: Make, target: Target
         assert found.strangest == pytest.approx(expected.strangest, rel=1e-5)
         assert found.roughness == expected.roughness
         for rule in RULES:
-            for values, bins in (
-                (expected.top[rule], found.top[rule]),
-                (expected.own[rule].exp(), found.own[rule].exp()),
-            ):
+            (own, shares), (edges, counts) = expected.own[rule], found.own[rule]
+            assert bool((shares == 1).all()), "each sample is of its own subject"
+            each = edges.exp().repeat_interleave(counts.long())
+            for values, bins in ((expected.top[rule], found.top[rule]), (own.exp(), each)):
                 assert len(bins) == len(values) == sum(len(client.test) for client in federation.clients)
                 below = values.sort().values - bins.sort().values
                 assert -1e-6 < float(below.min()) <= float(below.max()) < 1 / BINS + 1e-6

@@ -325,10 +325,10 @@ def test_rows_of_single_samples_are_as_many_as_the_server_knows_of() -> None:
         check_sums(Message({}, answer), form, 10)
 
 
-@pytest.mark.parametrize("name", ["spread", "fold/count"])
+@pytest.mark.parametrize("name", ["spread", "fold/count", "density/own"])
 def test_counts_are_of_the_samples_of_a_site(name: str) -> None:
-    """Whole numbers are counts, and so are floats of this name; other floats are sums of anything."""
-    dtype = torch.float64 if name == "fold/count" else torch.int64
+    """Whole numbers are counts, and so are floats of these names; other floats are sums of anything."""
+    dtype = torch.int64 if name == "spread" else torch.float64
     form = {name: torch.zeros(2, dtype=dtype), "count/sum": torch.zeros(1)}
     for counts in ([7, 0], [3, 4]):
         check_sums(Message({}, {name: torch.tensor(counts, dtype=dtype), "count/sum": -torch.ones(1)}), form, 7)

@@ -18,6 +18,7 @@ from feddrm.deploy.server.training import ServerState, Training
 from feddrm.deploy.site.floors import Floors
 from feddrm.deploy.site.site_fit import ROW_STEPS
 from feddrm.deploy.wire.messages import Message, pack, sign, unpack, verify
+from feddrm.router.policy import subject_shares
 from feddrm.tables.column_sums import table_sums
 from refusal import refused
 
@@ -106,20 +107,24 @@ def test_numbers_of_a_column_are_counted_as_its_sums_count_them(rows: list[tuple
 def test_pooled_bins_have_enough_subjects_and_no_sample_moves_up(rows: list[tuple[int, int]], floor: int) -> None:
     place, subject = (torch.tensor(part) for part in zip(*rows, strict=True))
     before = torch.bincount(place, minlength=21)
-    after = Floors(per_sum=floor).pooled(place, subject, 21)
+    each = torch.ones_like(place)
+    after = Floors(per_sum=floor).pooled(place, subject, each, 21)
     assert after.sum() == before.sum()
     assert bool((after.cumsum(0) >= before.cumsum(0)).all()), "a threshold may only err towards larger sets"
     if len(torch.unique(subject)) >= floor:
         rising, ends = place.sort(), after.cumsum(0)  # every bin has the next samples in the order of their places
         for low, high in zip([0, *ends.tolist()], ends.tolist(), strict=False):
             assert low == high or len(torch.unique(subject[rising.indices[low:high]])) >= floor
-    assert torch.equal(Floors().pooled(place, subject, 21), before)
+    assert torch.equal(Floors().pooled(place, subject, each, 21), before)
 
 
 def test_bins_are_joined_until_they_have_enough_subjects() -> None:
     place, visits = torch.tensor([9, 9, 7, 5, 5, 2]), torch.tensor([1, 1, 1, 2, 3, 3])
-    assert Floors(per_sum=2).pooled(place, torch.arange(6), 10).tolist() == [0, 0, 4, 0, 0, 0, 0, 0, 0, 2]
-    assert Floors(per_sum=2).pooled(place[:5], visits[:5], 10).tolist() == [0, 0, 0, 0, 0, 5, 0, 0, 0, 0]
+    floors, each = Floors(per_sum=2), torch.ones_like(place)
+    assert floors.pooled(place, torch.arange(6), each, 10).tolist() == [0, 0, 4, 0, 0, 0, 0, 0, 0, 2]
+    assert floors.pooled(place[:5], visits[:5], each[:5], 10).tolist() == [0, 0, 0, 0, 0, 5, 0, 0, 0, 0]
+    place, visits = torch.tensor([9, 9, 7, 7, 2, 2]), torch.tensor([1, 1, 2, 3, 3, 4])
+    assert floors.pooled(place, visits, subject_shares(visits), 10).tolist() == [0, 0, 1.5, 0, 0, 0, 0, 2.5, 0, 0]
 
 
 def refusals(deployment: Deployed, header: dict[str, Any], tensors: dict[str, torch.Tensor] | None = None) -> Message:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 from deployment import NAMES, Deployed, DirectTransport
+from feddrm.comparison import fit_federation
 from feddrm.data import Client, Federation
 from feddrm.deploy.site.floors import Floors
 from feddrm.deploy.wire.messages import unpack
 from feddrm.io.run_files import RunFiles
-from feddrm.router import RouterSettings, fit_router, read_manifest
+from feddrm.router import RouterSettings, fit_router, load_router, read_manifest
 from feddrm.router.answer_calibration import AnswerCalibration
+from feddrm.router.fit.fit_router import FittedRouter
 from feddrm.router.private_head import PrivateHead
 from refusal import refused
 
@@ -42,20 +44,53 @@ def test_sites_hold_out_whole_subjects_as_one_process_does(deployed: Callable[..
     clients = tuple(deployment.site(name).dataset.client(spec.classes) for name in NAMES)
     settings = RouterSettings(**routing, competence=False, few_messages=True)  # type: ignore[arg-type]
 
-    def fitted(clients: tuple[Client, ...]) -> dict[str, Any]:
-        return fit_router(None, {}, Federation("here", clients, spec.classes, "sites"), settings).chosen
+    def fitted(clients: tuple[Client, ...]) -> FittedRouter:
+        return fit_router(None, {}, Federation("here", clients, spec.classes, "sites"), settings)
 
-    here = fitted(clients)
+    whole = fitted(clients)
+    mine, theirs = whole.router.calibration.conformal, load_router(deployment.run / "router").calibration.conformal
+    assert all(mine[key] - 2e-3 <= theirs[key] <= mine[key] for key in mine), "within a bin, towards larger sets"
+    each = fitted(tuple(replace(c, test=replace(c.test, subject=None)) for c in clients)).router.calibration.conformal
+    assert any(abs(theirs[key] - each[key]) > 0.01 for key in each), "subjects count once"
+    here = whole.chosen
     for part in ("router", "probe", "private"):
         assert found[part]["ridge"] == here[part]["ridge"]
         assert found[part]["held_out_loss"] == pytest.approx(here[part]["held_out_loss"], abs=1e-6)
-    alone = fitted(tuple(replace(c, train=replace(c.train, subject=None)) for c in clients))
+    alone = fitted(tuple(replace(c, train=replace(c.train, subject=None)) for c in clients)).chosen
     assert abs(found["router"]["held_out_loss"] - alone["router"]["held_out_loss"]) > 1e-4
     with refused(
         "site.yaml: 'share: {features: true}' needs folds that the server knows", "remove it, or the subjects"
     ):
         deployment.change_site("oslo", share={"features": True})
         deployment.site("oslo")
+
+
+def test_a_comparison_counts_subjects_as_one_process_does(deployed: Callable[..., Deployed]) -> None:
+    deployment = deployed(few=True, router=False, comparison={"basis": "identity", "columns": ["x1", "x2"]})
+    deployment.give_few_samples(subjects=11)
+    deployment.server().go()
+    found, spec = deployment.server().run.summary()["comparison"], deployment.server().run_spec()
+    clients = tuple(deployment.site(name).dataset.client(spec.classes) for name in NAMES)
+    here = fit_federation(Federation("here", clients, spec.classes, "sites"), **deployment.settings.comparison)
+    test, values = found["homogeneity"], here.as_dict()
+    assert test["correction"] == here.homogeneity.correction == "subjects"
+    assert (test["factor"], test["p_value"]) == pytest.approx((here.homogeneity.factor, here.homogeneity.p_value))
+    for key in ("tilts", "standard_errors"):
+        assert_close(found[key], values[key], rtol=1e-6, atol=1e-9)
+    unknown = tuple(replace(c, train=replace(c.train, subject=None)) for c in clients)
+    alone = Federation("here", unknown, spec.classes, "sites")
+    without = fit_federation(alone, **deployment.settings.comparison).tilts
+    assert abs(without.error[1:, 1:] / here.tilts.error[1:, 1:] - 1).min() > 0.1, "the slopes' errors"
+
+
+def test_a_comparison_of_too_few_subjects_is_said_in_the_summary(deployed: Callable[..., Deployed]) -> None:
+    """Its errors would be meaningless. The server knows of the subjects by this alone, and the training stands."""
+    deployment = deployed(few=True, router=False, comparison={"basis": "normal", "columns": ["x1"]})
+    deployment.give_few_samples(subjects=3)
+    deployment.server().go()
+    summary = deployment.server().run.summary()
+    assert "fewer subjects than the 3 parameters of a tilt" in summary["comparison"]["problem"]
+    assert summary["average_accuracy"] is not None
 
 
 def test_counts_in_bins_have_several_subjects_each(deployed: Callable[..., Deployed]) -> None:
@@ -76,4 +111,6 @@ def test_counts_in_bins_have_several_subjects_each(deployed: Callable[..., Deplo
         assert int((each[bins] > 0).sum()) > 1
         lowest = int(each[bins].nonzero().min())
         assert together[bins].nonzero().flatten().tolist() == [lowest]
-        assert int(together[bins][lowest]) == int(each[bins].sum()) == len(client.test)
+        assert int(each[bins].sum()) == len(client.test)
+        counted = len(client.test) if bins.endswith("top") else 2
+        assert float(together[bins][lowest]) == pytest.approx(counted, rel=1e-12)

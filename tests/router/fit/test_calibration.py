@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feddrm import Federation
+from feddrm.data import Client, Split
 from feddrm.router import RouterSettings, fit_router
 from feddrm.router.fit.calibration import MISSES, STRANGER, LocalHeldOut, calibrate, quantiles
 from feddrm.router.policy import by_rule, conformal_set
@@ -33,7 +34,14 @@ def held_out(scale: float) -> LocalHeldOut:
         [torch.cat([rows[part], 100 + rows[:1]]) for part in parts],
         [torch.cat([scale * logits[part], unseen]) for part in parts],
         [(rows[:0], logits[:0])] * 3,
+        [client(int(part.sum()) + 1, 0) for part in parts],
     )
+
+
+def client(train: int, test: int, whose: torch.Tensor | None = None, tested: torch.Tensor | None = None) -> Client:
+    """So many training and test samples, which may be of subjects."""
+    samples = ((torch.zeros(n, 4), torch.zeros(n, dtype=torch.int64)) for n in (train, test))
+    return Client("oslo", *(Split(*both, of) for both, of in zip(samples, (whose, tested), strict=True)))
 
 
 @pytest.mark.parametrize("scale", [0.5, 3.0])
@@ -56,7 +64,8 @@ def learned_by_heart(tested: int) -> tuple[LocalHeldOut, torch.Tensor, torch.Ten
         return [apart * centre + torch.randn(count, 3, generator=g, dtype=torch.float64) for centre in centres]
 
     train, test, queries = drawn(3000, 4.0), drawn(tested, 2.0), torch.cat(drawn(3000, 2.0))
-    held_out = LocalHeldOut(train, [4.0 * x for x in train], [(x, 4.0 * x) for x in test])
+    clients = [client(3000, tested)] * 3
+    held_out = LocalHeldOut(train, [4.0 * x for x in train], [(x, 4.0 * x) for x in test], clients)
     return held_out, 4.0 * queries, torch.arange(3).repeat_interleave(3000)
 
 
@@ -75,6 +84,24 @@ def test_sets_of_clients_hold_new_queries_as_often_as_asked_where_the_network_le
     assert by_training.temperature == calibration.temperature, "test samples do not set what changes labels"
     within = conformal_set(log_weights, by_training.least_weight(rule, 0.1)).gather(1, origin[:, None])
     assert float(within.double().mean()) < 0.85, "thresholds of training samples let sets miss too often"
+
+
+def test_thresholds_count_subjects_of_test_samples_or_of_those_that_a_fit_held_out() -> None:
+    """One client has test samples. Of the other, which has none, the crops of a training sample are of its subject."""
+    g = torch.Generator().manual_seed(3)
+    train = [torch.randn(n, 2, generator=g, dtype=torch.float64) for n in (5, 8)]  # the second: two crops of four
+    test = [torch.randn(n, 2, generator=g, dtype=torch.float64) for n in (6, 0)]
+    unseen = train[1].clone()
+    unseen[[3, 7]] = torch.nan
+    own, other = torch.tensor([5, 5, 5, 1, 2, 2]), torch.tensor([9, 9, 4, 4])
+    clients = [client(5, 6, tested=own), client(4, 0, whose=other)]
+    held_out = LocalHeldOut(train, [train[0], unseen], [(x, x) for x in test], clients)
+    found = held_out.confidence(2.0, torch.zeros(2).log_softmax(0).double())
+    for log_weights, shares in found.own.values():
+        expected = [test[0].div(2).log_softmax(1)[:, 0], train[1][[0, 1, 2, 4, 5, 6]].div(2).log_softmax(1)[:, 1]]
+        torch.testing.assert_close(log_weights, torch.cat(expected))
+        thirds, quarters = [1 / 3] * 3 + [1, 1 / 2, 1 / 2], [1 / 4, 1 / 4, 1 / 2] * 2
+        assert shares.tolist() == pytest.approx(thirds + quarters)
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -43,8 +43,17 @@ def test_the_scatter_is_the_covariance_of_the_samples_scores_as_often_as_there_a
         return -torch.nn.functional.cross_entropy(logits, sample.y, reduction="none")
 
     scores = jacobian(likelihoods, POINT)[:, 1:].flatten(1)
-    scatter = client_score_scatter(sample, POINT)["scatter"]
-    torch.testing.assert_close(scatter, len(sample) * torch.cov(scores.T), rtol=1e-10, atol=1e-12)
+    each = client_score_scatter(sample, POINT, torch.arange(len(sample)).flip(0))
+    torch.testing.assert_close(each["scatter"], len(sample) * torch.cov(scores.T), rtol=1e-10, atol=1e-12)
+    assert torch.equal(each["scatter"], each["sample_scatter"]), "of subjects with one sample each, to the last bit"
+    # Subjects with several samples: their sums of the scores around the mean score of all samples.
+    subject = torch.arange(len(sample)) % 5 + 3
+    found = client_score_scatter(sample, POINT, subject)
+    sums = torch.stack([(scores - scores.mean(0))[subject == number].sum(0) for number in range(3, 8)])
+    torch.testing.assert_close(found["scatter"], 5 / 4 * sums.T @ sums, rtol=1e-10, atol=1e-12)
+    expected = 5 / 4 * (len(sample) - 1) * torch.cov(scores.T)
+    torch.testing.assert_close(found["sample_scatter"], expected, rtol=1e-10, atol=1e-12)
+    assert [float(of["few"]) for of in (each, found)] == [0, float(POINT.shape[1] > 5)]
 
 
 def test_a_step_solves_the_system_with_the_penalty() -> None:

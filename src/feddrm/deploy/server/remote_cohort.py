@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -155,8 +154,8 @@ class RemoteCohort:
             {key: add([answer[f"{key}/held"] for answer in answers]) for key in held},
         )
 
-    def score_scatter(self, request: FitRequest, point: Tensor) -> Tensor:
-        return self.total(*_question("score_scatter", {"fit": request}, {"fit": point}))["fit/scatter"]
+    def score_scatter(self, request: FitRequest, point: Tensor) -> ClientSums:
+        return by_part(self.total(*_question("score_scatter", {"fit": request}, {"fit": point})))["fit"]
 
     def held_out_router(self, design: DesignMatrix, folds: Sequence[Tensor], point: Tensor) -> RemoteHeldOut:
         return RemoteHeldOut(self, design, folds, point)
@@ -252,12 +251,10 @@ class RemoteHeldOut:
         strangest, *rough = (max(read_largest(answer[name]) for answer in answers) for name in names)
         counts = add([{key: value for key, value in answer.items() if key not in names} for answer in answers])
 
-        def weights(key: str) -> Tensor:
-            # The lower edge of a bin: thresholds that promise coverage may only err towards larger sets.
-            return torch.from_numpy(np.repeat(np.arange(BINS) / BINS, counts[key].numpy()))
-
-        top = {rule: weights(f"{rule}/top") for rule in RULES}
-        own = {rule: weights(f"{rule}/own").clamp(min=math.ulp(0.0)).log() for rule in RULES}
+        # The lower edge of a bin: thresholds that promise coverage may only err towards larger sets.
+        edges = torch.arange(BINS, dtype=torch.float64) / BINS
+        top = {rule: edges.repeat_interleave(counts[f"{rule}/top"]) for rule in RULES}
+        own = {rule: (edges.clamp(min=math.ulp(0.0)).log(), counts[f"{rule}/own"]) for rule in RULES}
         return Confidence(top, own, strangest, roughness=RoughnessRange(1 / rough[1], rough[0]) if rough else None)
 
     @property

@@ -194,7 +194,7 @@ def check_sums(reply: Message, form: Tensors, samples: int, rows: int = 0) -> Me
     for name, value in reply.tensors.items():
         if name in row_forms:
             continue
-        counts = not value.is_floating_point() or name.split("/")[-1] == "count"
+        counts = not value.is_floating_point() or name.split("/")[-1] in ("count", "own")
         if counts and not (bool((value >= 0).all()) and float(value.sum()) <= samples):
             raise FeddrmError(f"{name!r} counts other than its {samples} samples: {BACK}")
     return Message({}, reply.tensors)

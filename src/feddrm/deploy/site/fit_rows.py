@@ -143,9 +143,12 @@ class MessageSamples:
         else:
             sample = self._some(table, target, fold, False)
         if target != "client":
-            subject = self.rows.subject if fold is None else self.rows.subject[self.part != fold]
-            self.rows.floors.check_classes(sample.y, subject, "the samples of a fit")
+            self.rows.floors.check_classes(sample.y, self.subject_outside(fold), "the samples of a fit")
         return sample
+
+    def subject_outside(self, fold: int | None) -> Tensor:
+        """Whom the samples are of that a fit is made on."""
+        return self.rows.subject if fold is None else self.rows.subject[self.part != fold]
 
     def inside(self, table: str, target: Target, fold: int) -> Sample:
         """The samples that a fit holds out."""

@@ -80,20 +80,20 @@ class Floors:
                 log.warning("column '%s': fewer than %d rows have one of its texts", name, self.per_class)
                 raise FeddrmError(self._refusal("per_class", f"a text of column '{name}'"))
 
-    def pooled(self, place: Tensor, subject: Tensor, bins: int) -> Tensor:
-        """How many samples have which place, counted in lower bins until each has samples of enough subjects."""
-        groups: list[tuple[int, Tensor]] = []  # from above; only the last one may have too few
+    def pooled(self, place: Tensor, subject: Tensor, counts: Tensor, bins: int) -> Tensor:
+        """The sum of the samples' ``counts`` by place, in lower bins until each has samples of enough subjects."""
+        groups: list[tuple[int, Tensor]] = []  # rows, from above; only the last group may have too few
         for bin_ in torch.unique(place).flip(0).tolist():
-            own = subject[place == bin_]
-            if groups and self._too_few(groups[-1][1]):
+            own = (place == bin_).nonzero()[:, 0]
+            if groups and self._too_few(subject[groups[-1][1]]):
                 own = torch.cat([groups.pop()[1], own])
             groups.append((bin_, own))
-        if len(groups) > 1 and self._too_few(groups[-1][1]):
+        if len(groups) > 1 and self._too_few(subject[groups[-1][1]]):
             (bin_, own), (_, above) = groups.pop(), groups.pop()
             groups.append((bin_, torch.cat([above, own])))
-        out = torch.zeros(bins, dtype=torch.int64)
+        out = counts.new_zeros(bins)
         for bin_, own in groups:
-            out[bin_] = len(own)
+            out[bin_] = counts[own].sum()
         return out
 
     def _too_few(self, subject: Tensor) -> bool:

@@ -26,7 +26,7 @@ from feddrm.router.fit.feature_blocks import site_moments
 from feddrm.router.fit.head_problems import CORRECTION_ROUNDS, joint_classes, own_correction
 from feddrm.router.fit.selection import FINE_ROUNDS
 from feddrm.router.fit.stacking import client_curves
-from feddrm.router.policy import RULES, by_rule, client_slopes
+from feddrm.router.policy import RULES, by_rule, client_slopes, subject_shares
 from feddrm.router.private_head import PrivateHead
 from feddrm.router.solver.client_statistics import (
     Sample,
@@ -137,7 +137,8 @@ class SiteFit:
         out: dict[str, Tensor] = {}
         for key, (table, target, fold) in message.header["fits"].items():
             sample = samples.outside(table, target, fold).double()
-            out |= _named(key, client_score_scatter(sample, self._point(message, key)))
+            whose = samples.subject_outside(fold)
+            out |= _named(key, client_score_scatter(sample, self._point(message, key), whose))
         return out
 
     def _slope(self, message: Message) -> dict[str, Tensor]:
@@ -148,7 +149,7 @@ class SiteFit:
         return {"count": each[0]["count"], **{k: torch.cat([s[k] for s in each]) for k in ("slope", "even", "bend")}}
 
     def _spread(self, message: Message) -> dict[str, Tensor]:
-        """Counts for the thresholds: test samples by their weight on the best client and on this client."""
+        """Counts for the thresholds: test samples by the weight on their best client, subjects by that on this one."""
         logits, held = self._held_out(message, "client")
         strange = strangeness(held.x, self._inputs(message)).double()
         whose = held_subject = MessageSamples(self.rows, message).subject_inside(message.header["folds"])
@@ -169,9 +170,12 @@ class SiteFit:
         }
         for rule in RULES:
             weights = by_rule(calm, message.tensors["log_prior"].to(calm), rule).exp()
-            for kind, values in (("top", weights.amax(1)), ("own", weights[:, self.site.number])):
+            for kind, values, counts in (
+                ("top", weights.amax(1), torch.ones_like(whose)),
+                ("own", weights[:, self.site.number], subject_shares(whose)),
+            ):
                 place = (values * BINS).long().clamp(0, BINS - 1).cpu()
-                out[f"{rule}/{kind}"] = self.floors.pooled(place, whose, BINS)
+                out[f"{rule}/{kind}"] = self.floors.pooled(place, whose, counts, BINS)
         return out
 
     def _corrections(self, message: Message) -> dict[str, Tensor]:

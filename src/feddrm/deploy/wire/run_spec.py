@@ -25,7 +25,7 @@ from feddrm.registry import known_fields
 from feddrm.router.fit.cohort import Facts
 from feddrm.tables.table_schema import TableSchema
 
-FIT_PROTOCOL = 5  # of the messages of the router's fit; sites that do not state one speak 1
+FIT_PROTOCOL = 6  # of the messages of the router's fit; sites that do not state one speak 1
 FORBIDDEN = set(punctuation) - set("-_.")  # in the name of a site
 DTYPES = {"uint8": torch.uint8, "float32": torch.float32}
 

@@ -19,7 +19,15 @@ from feddrm.data import Client
 from feddrm.router.features.decorrelated_inputs import DecorrelatedInputs, strangeness
 from feddrm.router.features.roughness import RoughnessRange, training_roughness
 from feddrm.router.fit.cohort import Confidence, HeldOutRouter
-from feddrm.router.policy import RULES, Calibration, by_rule, client_slopes, conformal_threshold, solve_temperature
+from feddrm.router.policy import (
+    RULES,
+    Calibration,
+    by_rule,
+    client_slopes,
+    conformal_threshold,
+    solve_temperature,
+    subject_shares,
+)
 from feddrm.router.query_drift import MOST_CLIENTS, drift_reference
 from feddrm.router.solver.client_statistics import ClientSums
 
@@ -47,25 +55,28 @@ class LocalHeldOut:
     """Standardised features and logits of every client's training samples and test samples.
 
     The logits of a training sample are those of the fit that did not see it, NaN where every fit did. ``clients`` have
-    the training pictures.
+    the training pictures and the subjects.
     """
 
     rows: Sequence[Tensor]
     logits: Sequence[Tensor]
     test: Sequence[tuple[Tensor, Tensor]]
-    clients: Sequence[Client] = ()
+    clients: Sequence[Client]
 
     def slopes(self, scale: float) -> ClientSums:
-        logits, origin = _joined([logits for _, logits in self._held_out])
+        logits, origin = _joined([logits for _, logits, _ in self._held_out])
         return client_slopes(logits, origin, scale)
 
     def confidence(self, temperature: float, log_prior: Tensor, inputs: DecorrelatedInputs | None = None) -> Confidence:
         """Client by client: the weights of all samples over all clients may not fit in memory."""
         top: dict[str, list[Tensor]] = {rule: [] for rule in RULES}
         own: dict[str, list[Tensor]] = {rule: [] for rule in RULES}
-        strange, kept = [], []
+        strange, kept, shares = [], [], []
         for number, held in enumerate(self._held_out):
-            x, logits = test if len((test := self.test[number])[0]) else held
+            x, logits, subject = held
+            if len(tested := self.clients[number].test):
+                (x, logits), subject = self.test[number], tested.subject_of_sample
+            shares.append(subject_shares(subject))
             logits = logits.double() / temperature
             for rule in RULES:
                 log_weights = by_rule(logits, log_prior, rule)
@@ -74,9 +85,10 @@ class LocalHeldOut:
             strange.append(strangeness(x, inputs))
             if len(log_prior) <= MOST_CLIENTS:
                 kept.append(logits)
-        strangest = max(float(strangeness(x, inputs).max()) for x, _ in self._held_out if len(x))
+        strangest = max(float(strangeness(x, inputs).max()) for x, _, _ in self._held_out if len(x))
         reference = drift_reference(torch.cat(kept), log_prior, torch.cat(strange)) if kept else None
-        tops, owns = ({rule: torch.cat(parts) for rule, parts in side.items()} for side in (top, own))
+        tops = {rule: torch.cat(parts) for rule, parts in top.items()}
+        owns = {rule: (torch.cat(parts), torch.cat(shares)) for rule, parts in own.items()}
         rough = [values for client in self.clients if len(values := training_roughness(client).double())]
         # The least by its inverse, as a deployed site tells it: both ways give the same bits.
         extremes = [(1 / float((1 / values).max()), float(values.max())) for values in rough]
@@ -85,10 +97,13 @@ class LocalHeldOut:
         return Confidence(tops, owns, strangest, reference, roughness)
 
     @cached_property
-    def _held_out(self) -> list[tuple[Tensor, Tensor]]:
-        """The training samples that some fit held out."""
-        each = zip(self.rows, self.logits, strict=True)
-        return [(x[mask], z[mask]) for x, z, mask in ((x, z, ~z[:, 0].isnan()) for x, z in each)]
+    def _held_out(self) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """The training samples that some fit held out, and whom they are of. Crops of a sample are of one subject."""
+        out = []
+        for x, z, client in zip(self.rows, self.logits, self.clients, strict=True):
+            mask, subject = ~z[:, 0].isnan(), client.train.subject_of_sample
+            out.append((x[mask], z[mask], subject.repeat(len(x) // len(subject))[mask.cpu()]))
+        return out
 
 
 def _joined(logits: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
@@ -104,10 +119,9 @@ def calibrate(held_out: HeldOutRouter, log_prior: Tensor, inputs: DecorrelatedIn
     confidence: dict[str, tuple[float, ...]] = {}
     conformal: dict[str, float] = {}
     for rule in RULES:
-        top, own = weights.top[rule], weights.own[rule]
+        top = weights.top[rule]
         confidence[rule] = tuple(quantiles(top, torch.linspace(0, 1, 101, dtype=top.dtype)).tolist())
-        first = torch.zeros(len(own), dtype=torch.int64, device=own.device)
-        conformal |= {f"{rule}_{miss}": conformal_threshold(own[:, None], first, miss) for miss in MISSES}
+        conformal |= {f"{rule}_{miss}": conformal_threshold(*weights.own[rule], miss) for miss in MISSES}
     rough = weights.roughness
     return Calibration(
         temperature,

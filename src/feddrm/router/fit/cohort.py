@@ -99,7 +99,7 @@ class Confidence:
     """How sure a router is of samples that nothing was fitted on, by rule."""
 
     top: Mapping[str, Tensor]  # weight of every sample's best client
-    own: Mapping[str, Tensor]  # log-weight of every sample's own client
+    own: Mapping[str, tuple[Tensor, Tensor]]  # log-weights of the samples' own clients, with subject_shares
     strangest: float  # the largest strangeness of a held-out sample
     reference: SampleMoments | None = None  # for drift; None where the samples are elsewhere
     roughness: RoughnessRange | None = None  # of the training pictures; None for tables
@@ -204,7 +204,7 @@ class Cohort(Protocol):
         All clients answer, in float64.
         """
 
-    def score_scatter(self, request: FitRequest, point: Tensor) -> Tensor:
+    def score_scatter(self, request: FitRequest, point: Tensor) -> ClientSums:
         """The sum of :func:`~feddrm.router.solver.hessian.client_score_scatter` over the clients, in float64."""
 
     def held_out_router(self, design: DesignMatrix, folds: Sequence[Tensor], point: Tensor) -> HeldOutRouter:

@@ -235,9 +235,12 @@ class LocalCohort:
                 scores |= zip(keys, client_scores_at(self._sample(request, True), tried), strict=True)
         return gradients, scores
 
-    def score_scatter(self, request: FitRequest, point: Tensor) -> Tensor:
+    def score_scatter(self, request: FitRequest, point: Tensor) -> ClientSums:
         samples = map(Sample, request.design.rows, self._targets(request.target))
-        return add([client_score_scatter(sample, point) for sample in samples])["scatter"]
+        subjects = (client.train.subject_of_sample.repeat(self.crops) for client in self.federation.clients)
+        return add(
+            [client_score_scatter(sample, point, whose) for sample, whose in zip(samples, subjects, strict=True)]
+        )
 
     def held_out_router(self, design: DesignMatrix, folds: Sequence[Tensor], point: Tensor) -> LocalHeldOut:
         test, trunk = self._test, self._trunk

@@ -31,17 +31,25 @@ def client_hessian(sample: Sample, point: Tensor) -> ClientSums:
     return {"count": count, "hessian": torch.stack(rows)}
 
 
-def client_score_scatter(sample: Sample, point: Tensor) -> ClientSums:
-    """Sums of products of the samples' scores around their mean, n / (n - 1) times; for standard errors.
+def client_score_scatter(sample: Sample, point: Tensor, subject: Tensor) -> ClientSums:
+    """Sums of products of scores around their mean, G / (G - 1) times for G subjects; for standard errors.
 
-    A score is the gradient of one sample's log-likelihood without the part of the first output.
+    A score is the gradient of one sample's log-likelihood without the part of the first output. ``sample_scatter``
+    takes samples as independent. ``scatter`` is of the sums over the samples of each ``subject`` [n], which may depend
+    on each other (a cluster-robust variance). ``few`` is 1 if there are fewer subjects than an output has parameters.
     """
     x = torch.cat([sample.x, sample.x.new_ones(len(sample), 1)], dim=1).double()
     residual = -logits_at(sample.x, point, sample.offset).softmax(1)
     residual[torch.arange(len(sample), device=x.device), sample.y] += 1
     scores = (residual[:, 1:, None] * x[:, None, :]).flatten(1)
     centred = scores - scores.mean(0)
-    return {"scatter": centred.T @ centred * (len(sample) / max(1, len(sample) - 1))}
+    numbers, place = torch.unique(subject.to(x.device), return_inverse=True)
+    sums = centred
+    if len(numbers) < len(sample):  # else another order of the samples would change the last bits
+        sums = torch.zeros_like(centred[: len(numbers)]).index_add_(0, place, centred)
+    factor = len(numbers) / max(1, len(numbers) - 1)
+    few = torch.tensor(float(len(numbers) < point.shape[1]), dtype=torch.float64, device=x.device)
+    return {"scatter": sums.T @ sums * factor, "sample_scatter": centred.T @ centred * factor, "few": few}
 
 
 @dataclass(frozen=True, eq=False)
