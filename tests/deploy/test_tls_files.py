@@ -42,7 +42,7 @@ def test_a_key_that_does_not_fit_its_certificate_is_named(damage: str, folder: P
         "empty": b"",
     }
     (folder / KEY).write_bytes(content[damage])
-    with refused(f"{folder / KEY} is not the key of {CERTIFICATE}", "from a copy", "'feddrm deploy renew'"):
+    with refused(f"{folder / KEY} is not the key of {CERTIFICATE}: put both back from a copy", "'feddrm deploy renew'"):
         require_pair(folder)
 
 

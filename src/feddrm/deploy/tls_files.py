@@ -26,10 +26,8 @@ def require_pair(folder: Path) -> None:
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(folder / CERTIFICATE, folder / KEY, password="")
     except OSError as error:  # ssl.SSLError is one
-        reason = error.reason if isinstance(error, ssl.SSLError) else error.strerror
-        raise FeddrmError(
-            f"{folder / KEY} is not the key of {CERTIFICATE} ({reason}): put both back from a copy, or {RENEW_BOTH}"
-        ) from error
+        text = f"{folder / KEY} is not the key of {CERTIFICATE}: put both back from a copy, or {RENEW_BOTH}"
+        raise FeddrmError(text) from error
 
 
 def site_certificate(folder: Path) -> Finding:
