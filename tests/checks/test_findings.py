@@ -11,6 +11,7 @@ import pytest
 from feddrm.checks import findings
 from feddrm.checks.findings import Finding, check_disk, clock_finding, collect, require_writable
 from feddrm.errors import FeddrmError
+from full_disk import no_room
 from refusal import refused
 
 
@@ -35,6 +36,13 @@ def test_a_folder_is_tried_by_a_file_that_is_removed_again(tmp_path: Path) -> No
     assert not list(tmp_path.iterdir())
     with refused("cannot write into", str(tmp_path / "none"), "give it to the user"):
         require_writable(tmp_path / "none")
+
+
+def test_a_folder_without_room_for_a_block_is_refused(tmp_path: Path) -> None:
+    """A full disk often has room for an empty file: a site was started there, and ended without a word."""
+    with no_room(), refused(f"cannot write into {tmp_path}", "free the disk"):
+        require_writable(tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

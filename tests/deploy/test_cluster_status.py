@@ -10,7 +10,7 @@ import pytest
 from deployment import NAMES, Deployed
 from feddrm.deploy import cluster_status
 from feddrm.deploy.process_lock import only_process
-from feddrm.deploy.server.status import ServerStatus
+from feddrm.deploy.server.status import JOB, ServerStatus
 from feddrm.deploy.site.site_status import SiteStatus
 from refusal import refused
 
@@ -40,12 +40,13 @@ def test_the_status_names_the_run_and_what_runs_of_it(deployed: Make) -> None:
     site = folder / "sites" / "oslo"
     assert cluster_status.is_site(site)
     assert not cluster_status.is_site(folder / "server")
-    assert cluster_status.site_status(site) == {"site": "oslo", "process": None}
+    assert cluster_status.site_status(site) == {"site": "oslo", "process": None, "disk": None}
     assert cluster_status.run_folder(folder) == folder / "server" / "runs" / "first"
 
 
 def test_nobody_is_waited_for_by_a_server_or_a_site_that_does_not_run(deployed: Make) -> None:
     folder = deployed().folder
+    (folder / "server" / JOB).write_text('{"run": "first"}')
     ServerStatus(folder / "server").record("outstanding", {"waiting": {"lima": 5.0}})
     SiteStatus(folder / "sites" / "oslo").message({"kind": "waiting", "for": {"lima": 5.0}})
     assert "waiting" not in cluster_status.status(folder)["server"]

@@ -143,10 +143,10 @@ def test_a_folder_that_cannot_be_written_is_reported_before_anything_is_started(
     folder = deployed().folder
     temporary_file = findings.NamedTemporaryFile
 
-    def read_only(dir: Path) -> Any:
+    def read_only(dir: Path, **settings: Any) -> Any:
         if dir.name == "oslo":
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        return temporary_file(dir=dir)
+        return temporary_file(dir=dir, **settings)
 
     monkeypatch.setattr(findings, "NamedTemporaryFile", read_only)
     with refused(f"cannot write into {folder / 'sites' / 'oslo'} (Permission denied)"):

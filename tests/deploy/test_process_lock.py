@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from feddrm.deploy.process_lock import LOCK, only_process, running
+from full_disk import no_room
 from refusal import refused
 
 
@@ -17,6 +18,14 @@ def test_two_that_look_at_once_do_not_see_a_process_that_has_ended(tmp_path: Pat
     with (tmp_path / LOCK).open() as file:
         fcntl.flock(file, fcntl.LOCK_SH)
         assert running(tmp_path) is None
+
+
+def test_a_full_disk_is_named(tmp_path: Path) -> None:
+    with no_room(), refused(f"cannot write {tmp_path / LOCK}", "free the disk"), only_process(tmp_path):
+        pass
+    assert running(tmp_path) is None
+    with only_process(tmp_path) as mark_ready, no_room(), refused("cannot write", "free the disk"):
+        mark_ready()
 
 
 def test_one_process_holds_a_folder_and_is_ready_when_it_says_so(tmp_path: Path) -> None:

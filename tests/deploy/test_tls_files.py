@@ -8,7 +8,15 @@ import pytest
 
 from dates import days_from_now
 from feddrm.deploy.provision.certificates import write_certificates
-from feddrm.deploy.tls_files import require_valid, server_certificates, site_certificate, warnings
+from feddrm.deploy.tls_files import (
+    CERTIFICATE,
+    KEY,
+    require_pair,
+    require_valid,
+    server_certificates,
+    site_certificate,
+    warnings,
+)
 from refusal import refused
 
 
@@ -21,6 +29,21 @@ def folder(tmp_path: Path) -> Path:
 def test_valid_certificates_need_no_word(folder: Path) -> None:
     require_valid(server_certificates(folder))
     assert warnings([*server_certificates(folder), site_certificate(folder)]) == []
+
+
+@pytest.mark.parametrize("damage", ["another", "cut off", "empty"])
+def test_a_key_that_does_not_fit_its_certificate_is_named(damage: str, folder: Path, tmp_path: Path) -> None:
+    require_pair(folder)
+    (tmp_path / "other").mkdir()
+    write_certificates(tmp_path / "other" / "authority", tmp_path / "other", ["localhost"])
+    content = {
+        "another": (tmp_path / "other" / KEY).read_bytes(),
+        "cut off": (folder / KEY).read_bytes()[:100],
+        "empty": b"",
+    }
+    (folder / KEY).write_bytes(content[damage])
+    with refused(f"{folder / KEY} is not the key of {CERTIFICATE}: put both back from a copy", "'feddrm deploy renew'"):
+        require_pair(folder)
 
 
 def test_the_server_is_warned_a_month_before_and_does_not_start_afterwards(folder: Path) -> None:

@@ -11,7 +11,7 @@ from tempfile import NamedTemporaryFile
 from feddrm.errors import FeddrmError
 
 OK, NOTE, WARNING, PROBLEM = "ok", "note", "warning", "problem"
-LITTLE, TOO_LITTLE = 2**30, 100 * 2**20  # bytes of free disk
+LITTLE, TOO_LITTLE, BLOCK = 2**30, 100 * 2**20, 4096  # bytes of free disk; of its smallest part
 AHEAD_SECONDS, BEHIND_SECONDS = 5.0, 300.0  # Flower refuses requests of a clock that differs by more
 
 
@@ -38,10 +38,12 @@ def collect(steps: Mapping[str, Callable[[], Iterable[Finding]]]) -> list[Findin
 def require_writable(place: Path) -> float:
     """Refuse a folder that cannot be written into; returns the time that its file system gave a new file."""
     try:
-        with NamedTemporaryFile(dir=place) as file:
+        with NamedTemporaryFile(dir=place, buffering=0) as file:
+            file.write(bytes(BLOCK))  # a full disk may have room for an empty file
             return Path(file.name).stat().st_mtime
     except OSError as error:
-        raise FeddrmError(f"cannot write into {place} ({error.strerror}): give it to the user who runs this") from error
+        remedy = "free the disk, or give it to the user who runs this"
+        raise FeddrmError(f"cannot write into {place} ({error.strerror}): {remedy}") from error
 
 
 def check_disk(folder: Path) -> Iterator[Finding]:

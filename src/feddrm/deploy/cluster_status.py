@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from feddrm.checks.findings import PROBLEM, check_disk
 from feddrm.deploy.process_lock import running
 from feddrm.deploy.records.audit_trail import AUDIT
 from feddrm.deploy.server.federation_file import CONFIG, read_members
-from feddrm.deploy.server.status import JOB, last_complaint, read_status
+from feddrm.deploy.server.status import JOB, last_complaint, read_status, why_stopped
 from feddrm.deploy.site.site_status import CONFIG as SITE_CONFIG
 from feddrm.deploy.site.site_status import read_site_status, site_name
 from feddrm.errors import FeddrmError
@@ -48,11 +49,21 @@ def server_folder(project: Path) -> Path:
     raise FeddrmError(f"{project} is no deployment (no {CONFIG}): make one with 'feddrm deploy init'")
 
 
+def start_command(project: Path) -> str:
+    """What starts the server of a project. Of its own folder 'up' starts the server alone: the sites are elsewhere."""
+    server = server_folder(project)
+    return str(server / "start.sh") if project == server else f"'feddrm deploy up {project}'"
+
+
 def status(project: Path) -> dict[str, Any]:
     """Which processes run here, what the server is doing, and how its last round went."""
     server = server_folder(project)
     run = read_members(server).run
     processes, current = {name: running(folder) for name, folder in folders(project).items()}, read_status(server, run)
+    summary = read_summary(server, run)
+    if summary is None and current is not None and (why := why_stopped(server, run, begun=True)) is not None:
+        current = {**current, "what": "failed", "text": why}  # a full disk keeps the server from saying so
+        current = {key: value for key, value in current.items() if key not in ("for", "step", "waiting")}
     if current is not None and processes["server"] is None:
         current.pop("waiting", None)  # it was waited for when the server stopped
     return {
@@ -61,7 +72,8 @@ def status(project: Path) -> dict[str, Any]:
         "wanted": (server / JOB).exists(),
         "server": current,
         "complaint": last_complaint(server),
-        "summary": read_summary(server, run),
+        "summary": summary,
+        "disk": full_disk(server),
     }
 
 
@@ -77,7 +89,13 @@ def site_status(folder: Path) -> dict[str, Any]:
         status.pop("waiting", None)  # it does not know any more
     if process is None and status.get("connected"):  # it was killed, and could not write any more
         status |= {"connected": False, "reason": "this site does not run; it was connected"}
-    return {"site": site_name(folder), "process": process, **status}
+    return {"site": site_name(folder), "process": process, **status, "disk": full_disk(folder)}
+
+
+def full_disk(folder: Path) -> str | None:
+    """What to do where the disk of a folder has hardly any room: what runs there cannot write that down. Else None."""
+    (finding,) = check_disk(folder)
+    return finding.text if finding.level == PROBLEM else None
 
 
 def read_summary(server: Path, run: str) -> dict[str, Any] | None:

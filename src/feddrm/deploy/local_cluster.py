@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from feddrm.checks.findings import require_writable
-from feddrm.deploy.cluster_status import folders, member_folders, read_summary, server_folder
+from feddrm.deploy.cluster_status import folders, member_folders, read_summary, server_folder, start_command
 from feddrm.deploy.process_lock import running
 from feddrm.deploy.rotating_log import DATED, LOG, last_line
 from feddrm.deploy.server.federation_file import read_members
@@ -114,9 +114,7 @@ def begin(project: Path) -> None:
     """Ask the server to train. It continues on its own, also after a restart."""
     server = server_folder(project)
     if running(server) is None:
-        # Of the server's own folder, 'up' starts the server alone: the sites are elsewhere.
-        start = str(server / "start.sh") if project == server else f"'feddrm deploy up {project}'"
-        raise FeddrmError(f"no server runs in {server}: start it with {start}")
+        raise FeddrmError(f"no server runs in {server}: start it with {start_command(project)}")
     write_atomically(server / JOB, json_line({"run": read_members(server).run}))
 
 

@@ -22,8 +22,8 @@ def only_process(folder: Path) -> Iterator[Callable[[], None]]:
     for _ in range(TRIES):  # :func:`running` holds the lock for a moment, too
         with locked(path) as free:
             if free:
-                path.write_text(str(os.getpid()))
-                yield lambda: _append(path, " ready")
+                _write(path, str(os.getpid()), "w")
+                yield lambda: _write(path, " ready", "a")
                 return
         time.sleep(TRY_SECONDS)
     raise FeddrmError(f"{folder} is already running: stop that first ('feddrm deploy down')")
@@ -41,6 +41,10 @@ def running(folder: Path, *, ready: bool = False) -> int | None:
         return int(words[0]) if len(words) > ready else None
 
 
-def _append(path: Path, text: str) -> None:
-    with path.open("a") as file:
-        file.write(text)
+def _write(path: Path, text: str, mode: str) -> None:
+    try:
+        with path.open(mode) as file:
+            file.write(text)
+    except OSError as error:
+        remedy = "free the disk or make its folder writable"
+        raise FeddrmError(f"cannot write {path} ({error.strerror}): {remedy}") from error

@@ -1,7 +1,8 @@
-"""The certificates in the server's folder and in a site's: what their dates say, with the remedy."""
+"""The certificates in the server's folder and in a site's: their dates and the server's key, with the remedy."""
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from feddrm.checks.findings import OK, PROBLEM, Finding
 from feddrm.errors import FeddrmError
 
 AUTHORITY, CERTIFICATE, KEY = "ca.crt", "tls.crt", "tls.key"
-RENEW = "renew it with 'feddrm deploy renew'"
+RENEW, RENEW_BOTH = "renew it with 'feddrm deploy renew'", "make new ones with 'feddrm deploy renew'"
 NEW_PROJECT = "make a new project: all sites need the new authority"
 ASK_FOR_IT = "ask the coordinator for a new one"
 
@@ -18,6 +19,15 @@ ASK_FOR_IT = "ask the coordinator for a new one"
 def server_certificates(folder: Path) -> list[Finding]:
     """The dates of the authority's certificate and of the server's own."""
     return [certificate_finding(folder / AUTHORITY, NEW_PROJECT), certificate_finding(folder / CERTIFICATE, RENEW)]
+
+
+def require_pair(folder: Path) -> None:
+    """Refuse a certificate and a key that do not belong together: Flower's process would end again and again."""
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(folder / CERTIFICATE, folder / KEY, password="")
+    except OSError as error:  # ssl.SSLError is one
+        text = f"{folder / KEY} is not the key of {CERTIFICATE}: put both back from a copy, or {RENEW_BOTH}"
+        raise FeddrmError(text) from error
 
 
 def site_certificate(folder: Path) -> Finding:

@@ -192,7 +192,10 @@ def load_run_federation(folder: RunFolder, saved: Mapping[str, Any], data_dir: s
     settings = dict(saved["data"])
     name = settings.pop("name")
     if name == DEPLOYED:
-        raise FeddrmError(f"the samples of {folder.path} lie on its sites: 'feddrm deploy run' fits the router there")
+        raise FeddrmError(
+            f"the samples of {folder.path} lie on its sites: 'feddrm deploy run' fits the router there; put "
+            "a damaged one back from the server or a site, which have the same"
+        )
     if data_dir is not None:
         settings["data_dir"] = data_dir
     try:

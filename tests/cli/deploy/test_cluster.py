@@ -16,13 +16,17 @@ import yaml
 
 pytest.importorskip("flwr")
 
+from feddrm.checks import findings
 from feddrm.cli import main
 from feddrm.data import load
 from feddrm.deploy import local_cluster
 from feddrm.deploy.process_lock import only_process
 from feddrm.deploy.provision import wheel
+from feddrm.deploy.site.site_status import SiteStatus
 from feddrm.methods import Method
 from feddrm.runs.config import resolve
+
+GOES_ON = "the server does not run: after 'feddrm deploy up {folder}' the run goes on by itself\n"
 
 
 @dataclass
@@ -173,16 +177,20 @@ def test_init_takes_what_to_train_from_a_configuration(feddrm: Feddrm, tmp_path:
     ("status", "summary", "shown"),
     [
         (None, None, "run 'first': not begun\n"),
-        ({"what": "waiting", "round": 0, "for": "lima"}, None, "run 'first': waiting for lima\n0 rounds done\n"),
+        (
+            {"what": "waiting", "round": 0, "for": "lima"},
+            None,
+            "run 'first': waiting for lima\n0 rounds done\n" + GOES_ON,
+        ),
         (
             {"what": "training", "round": 2, "answered": ["oslo"]},
             None,
-            "run 'first': training\n2 rounds done, answered by oslo\n",
+            "run 'first': training\n2 rounds done, answered by oslo\n" + GOES_ON,
         ),
         (
             {"what": "fitting the router", "round": 3, "step": 7},
             None,
-            "run 'first': fitting the router, message 7\n3 rounds done\n",
+            "run 'first': fitting the router, message 7\n3 rounds done\n" + GOES_ON,
         ),
         ({"what": "finished", "round": 3}, {"rounds": 3}, "run 'first': finished, 3 rounds\n"),
     ],
@@ -197,7 +205,52 @@ def test_status_shows_what_the_server_is_doing(
     if summary is not None:
         (folder / "server" / "runs" / "first").mkdir(parents=True)
         (folder / "server" / "runs" / "first" / "summary.json").write_text(json.dumps(summary))
-    assert feddrm("status", str(folder)).stdout.endswith(shown)
+    elif status is not None:
+        (folder / "server" / "job.json").write_text(json.dumps({"run": "first"}))
+    assert feddrm("status", str(folder)).stdout.endswith(shown.format(folder=folder))
+
+
+def test_a_run_that_nobody_works_on_any_more_is_not_shown_as_training(feddrm: Feddrm, tmp_path: Path) -> None:
+    """The disk was full: the server could not write that the run has failed, only why, before that."""
+    folder = tmp_path / "federation"
+    feddrm("init", str(folder), "--clients", "oslo,lima", "--data", "digits")
+    (folder / "server" / "status.json").write_text(json.dumps({"what": "training", "round": 2, "time": 0.0}))
+    (folder / "server" / "complaints.log").write_text("2020-01-01T00:00:00Z cannot write checkpoint.safetensors\n")
+    shown = feddrm("status", str(folder)).stdout
+    assert "run 'first': failed (it has stopped without a result: see feddrm.log, free the disk if it is full" in shown
+    assert "last complaint: 2020-01-01T00:00:00Z cannot write checkpoint.safetensors\n" in shown
+
+
+def test_a_full_disk_is_shown_by_the_status_of_server_and_site(
+    feddrm: Feddrm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process whose disk is full cannot write its own status."""
+    folder = tmp_path / "federation"
+    feddrm("init", str(folder), "--clients", "oslo,lima", "--data", "digits")
+    places = (folder, folder / "sites" / "oslo")
+    assert not any("disk" in feddrm("status", str(place)).stdout for place in places)
+    monkeypatch.setattr(findings, "TOO_LITTLE", 2**70)
+    for place in places:
+        assert "GiB are free: free some, a run stops when its disk is full\n" in feddrm("status", str(place)).stdout
+
+
+def test_a_site_says_that_no_run_has_begun_since_the_server_asked_for_its_data(feddrm: Feddrm, tmp_path: Path) -> None:
+    """After a negotiation that failed, its last message is 'hello' for ever."""
+    folder = tmp_path / "federation"
+    feddrm("init", str(folder), "--clients", "oslo,lima", "--data", "digits")
+    site, words = (
+        folder / "sites" / "oslo",
+        "no run has begun with this site since: 'feddrm deploy status' at the server",
+    )
+    status = SiteStatus(site)
+    status.message({"kind": "hello"})
+    assert words in feddrm("status", str(site)).stdout
+    status.message({"kind": "hello"}, "too few samples")
+    shown = feddrm("status", str(site)).stdout
+    assert "it was refused: too few samples" in shown
+    assert words not in shown
+    status.message({"kind": "train", "brief": {"run": "first"}, "round": 1})
+    assert words not in feddrm("status", str(site)).stdout
 
 
 def test_a_failed_run_keeps_its_reason_after_another_start_of_the_server(feddrm: Feddrm, tmp_path: Path) -> None:

@@ -131,6 +131,7 @@ def test_status_in_a_sites_folder_is_what_the_site_knows(deploy: Call, project: 
 def test_status_at_the_server_names_whom_it_waits_for_and_since_when(deploy: Call, project: Path) -> None:
     status = {"what": "training", "round": 2, "waiting": {"lima": 60.0}, "time": 0.0}
     (project / "server" / "status.json").write_text(json.dumps(status))
+    (project / "server" / "job.json").write_text(json.dumps({"run": "first"}))
     with only_process(project / "server"):
         assert "the server waits for lima since 1970-01-01T00:01:00Z" in deploy("status", "f")[1]
     assert "waits for" not in deploy("status", "f")[1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -18,6 +19,7 @@ from dates import days_from_now
 from deployment import Deployed
 from feddrm.deploy.flower import daemon
 from feddrm.deploy.flower.daemon import free_port, superlink_command
+from feddrm.deploy.provision.certificates import write_certificates
 from feddrm.deploy.rotating_log import LOG
 from feddrm.deploy.site.site_settings import SiteSettings
 from refusal import refused
@@ -62,10 +64,32 @@ def test_a_file_that_flower_needs_is_missed_at_the_start(
     monkeypatch.setattr(daemon, "Supervisor", lambda *words: pytest.fail("it was started"))
     monkeypatch.setenv(daemon.SERVER_FOLDER, "")  # the server sets it; it goes with the test
     folder = deployed().folder / place
-    (folder / file).unlink()
-    with refused(f"{folder / file} is missing", "put it back"):
-        (daemon.run_server if place == "server" else daemon.run_site)(folder)
+    for damage in (lambda: (folder / file).write_bytes(b""), (folder / file).unlink):
+        damage()
+        with refused(f"{folder / file} is missing or empty", "put it back"):
+            (daemon.run_server if place == "server" else daemon.run_site)(folder)
     assert f"{file} is missing" in (folder / LOG).read_text()
+
+
+def test_a_damaged_database_is_named_before_the_superlink_is_started(
+    deployed: Callable[..., Deployed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server ran, its SuperLink ended again and again, and the log had a link to a page about SQLAlchemy."""
+    folder = deployed().folder / "server"
+    path = folder / daemon.DATABASE
+    daemon._require_database(path)
+    with sqlite3.connect(path) as database:
+        database.execute("CREATE TABLE nodes (name TEXT)")
+        database.executemany("INSERT INTO nodes VALUES (?)", [("oslo" * 500,)] * 50)
+    database.close()
+    daemon._require_database(path)
+    whole = path.read_bytes()
+    monkeypatch.setattr(daemon, "Supervisor", lambda *words: pytest.fail("it was started"))
+    monkeypatch.setenv(daemon.SERVER_FOLDER, "")
+    for damaged in (b"\x80" * 1000, whole[:5000]):
+        path.write_bytes(damaged)
+        with refused(f"{path} is broken", "delete it, with link.db-wal and link.db-shm"):
+            daemon.run_server(folder)
 
 
 @pytest.mark.parametrize(
@@ -87,6 +111,44 @@ def test_a_certificate_that_nobody_would_accept_is_refused_at_the_start(
     with days_from_now(days), refused(*words):
         (daemon.run_server if place == "server" else daemon.run_site)(folder)
     assert words[0] in (folder / LOG).read_text()
+
+
+def test_a_key_that_is_not_of_the_certificate_is_refused_at_the_start_and_not_taken_later(
+    deployed: Callable[..., Deployed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server said that it runs, and its SuperLink ended again and again; sites said 'connecting'."""
+    folder = deployed().folder / "server"
+    good = (folder / "tls.key").read_bytes()
+    elsewhere = folder.parent / "elsewhere"
+    elsewhere.mkdir()
+    write_certificates(elsewhere / "authority", elsewhere, ["localhost"])
+    restarted: list[int] = []
+
+    def change(_: float) -> None:
+        if not changes:
+            raise KeyboardInterrupt
+        changes.pop(0)()
+
+    changes = [
+        lambda: (folder / "tls.crt").write_bytes((elsewhere / "tls.crt").read_bytes()),
+        lambda: None,
+        lambda: (folder / "tls.key").write_bytes((elsewhere / "tls.key").read_bytes()),
+        lambda: None,
+    ]
+    monkeypatch.setattr(daemon, "register_sites", lambda *_: {})
+    monkeypatch.setattr(daemon.time, "sleep", change)
+    superlink = SimpleNamespace(restart=lambda: restarted.append(len(changes)))
+    with pytest.raises(KeyboardInterrupt):
+        daemon._follow_files(folder, None, superlink, threading.Event())  # type: ignore[arg-type]
+    assert restarted == [1], "the SuperLink was started again with the key that fits, and only then"
+    (complaint,) = (folder / "complaints.log").read_text().splitlines()
+    assert "tls.key is not the key of tls.crt" in complaint
+
+    (folder / "tls.key").write_bytes(good)
+    monkeypatch.setattr(daemon, "Supervisor", lambda *words: pytest.fail("it was started"))
+    monkeypatch.setenv(daemon.SERVER_FOLDER, "")
+    with refused("tls.key is not the key of tls.crt", "'feddrm deploy renew'"):
+        daemon.run_server(folder)
 
 
 def test_a_certificate_that_ends_soon_is_complained_of_while_the_server_runs(

@@ -82,6 +82,11 @@ def test_the_certificate_must_have_the_host_and_be_valid(server: Path, monkeypat
     (problem,) = found(server, "problem")
     assert "sites use other.example: renew it with 'feddrm deploy renew' --host other.example" in problem.text
     change(server, host="127.0.0.1")
+    key = (server / "tls.key").read_bytes()
+    (server / "tls.key").write_bytes(key[:100])
+    (problem,) = found(server, "problem")
+    assert "tls.key is not the key of tls.crt" in problem.text
+    (server / "tls.key").write_bytes(key)
     monkeypatch.setattr(certificates, "AUTHORITY_DAYS", 20)
     write_certificates(server.parent / "authority2", server, ["127.0.0.1"])
     (warning,) = found(server, "warning")

@@ -160,6 +160,12 @@ def test_cut_and_replaced_trails_and_models_are_found(deployed: Make) -> None:
     (deployment.run / "summary.json").write_text(json.dumps({**summary, "audit": None}))
     audit_run(deployment.run, [])
     path.write_bytes(b"".join(lines[:2]))
+    with refused(f"{CHECKPOINT} is the model of round 2, {AUDIT} ends after round 1", "put it back from a copy"):
+        audit_run(deployment.run, [])
+    path.write_bytes(b"\x80 no line")
+    with refused(f"{AUDIT} ends after round 0", "put it back from a copy"):
+        audit_run(deployment.run, [])
+    path.write_bytes(b"".join(lines[:2]))
     with refused("ends after line 2", "the event log of oslo knows 3 lines"):
         audit_run(deployment.run, sites(deployment))
     path.write_bytes(b"".join(lines))

@@ -232,6 +232,23 @@ def test_a_server_that_crashed_after_the_fit_does_not_fit_again(deployed: Make) 
     assert again == first
 
 
+@pytest.mark.parametrize("name", ["manifest.json", "router.safetensors"])
+def test_a_damaged_router_of_a_run_that_has_not_ended_is_fitted_again(name: str, deployed: Make) -> None:
+    """The run failed with the advice to use 'feddrm fit-router', which refuses such a run."""
+    deployment = deployed(few=True, routing={**QUICK_ROUTING, "rounds": 2})
+    deployment.server().go()
+    (deployment.run / "summary.json").unlink()
+    path, weight = deployment.run / "router" / name, load_router(deployment.run / "router").weight
+    path.write_bytes(path.read_bytes()[:100])
+    deployment.server().go()
+    for folder in (deployment.run, *map(deployment.site_folder, NAMES)):
+        assert load_router(folder / "router").weight.equal(weight)
+    assert deployment.server().run.summary() is not None
+    (complaint,) = deployment.complaints
+    assert complaint.startswith(f"{path} is ")
+    assert complaint.endswith(": the router is fitted again")
+
+
 def test_a_server_that_was_killed_before_its_router_took_its_place_sends_all_of_it(deployed: Make) -> None:
     deployment = deployed(few=True, routing={**QUICK_ROUTING, "rounds": 2})
     deployment.server().go()

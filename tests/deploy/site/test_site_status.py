@@ -34,6 +34,17 @@ def test_a_change_of_the_connection_is_logged_once_with_its_time(
     ]
 
 
+def test_a_refusal_is_logged_once(tmp_path: Path, clock: list[float], caplog: pytest.LogCaptureFixture) -> None:
+    """On a full disk neither status nor events can be written: nobody at the site learned of it."""
+    status, train = SiteStatus(tmp_path), {"kind": "train", "round": 4}
+    for error in ("", "the disk is full", "", "the disk is full", "a floor"):
+        status.message(train, error)
+    assert [record.getMessage() for record in caplog.records] == [
+        "refused 'train': the disk is full",
+        "refused 'train': a floor",
+    ]
+
+
 def test_whom_the_server_waits_for_is_shown_until_its_next_message(tmp_path: Path, clock: list[float]) -> None:
     status = SiteStatus(tmp_path)
     status.message({"kind": "train", "round": 4, "brief": {"run": "first"}})

@@ -34,6 +34,13 @@ def test_a_failed_health_check_says_why(upstream: Upstream, cause: OSError, word
     upstream.http = httpx.AsyncClient(transport=httpx.MockTransport(refuse), base_url="http://127.0.0.1:9")
     asyncio.run(upstream.check())
     assert words in upstream.reason
+    answer = httpx.MockTransport(lambda request: httpx.Response(200, stream=httpx.ByteStream(b"{}")))
+    upstream.http = httpx.AsyncClient(transport=answer, base_url="http://127.0.0.1:9")
+    asyncio.run(upstream.check())
+    assert (upstream.healthy, upstream.reason) == (True, ""), "it is back"
+    fail(upstream, UpstreamFailure("refused (500)"))
+    asyncio.run(upstream.check())
+    assert upstream.reason == "refused (500)", "its health says nothing of its answers"
 
 
 class Clock:

@@ -228,6 +228,7 @@ def status(folder: Place, json: JsonFlag = False) -> None:
         _print_site(current)
         return
     print_table(["process", "number"], [[n, pid or "not running here"] for n, pid in current["processes"].items()])
+    _print_disk(current)
     server = current["server"]
     if current["summary"]:
         typer.echo(f"run '{current['run']}': finished, {current['summary']['rounds']} rounds")
@@ -239,12 +240,16 @@ def status(folder: Place, json: JsonFlag = False) -> None:
         typer.echo(f"{server['round']} rounds done{answered}")
     if server is not None:
         _print_waiting(server.get("waiting", {}))
-    if current["complaint"] and not why:  # a failed run is the last complaint itself
+    if current["wanted"] and current["processes"]["server"] is None:
+        typer.echo(f"the server does not run: after {cluster_status.start_command(folder)} the run goes on by itself")
+    told = (server or {}).get("text")  # a failed run is often the last complaint itself
+    if current["complaint"] and (told is None or told not in current["complaint"]):
         typer.echo(f"last complaint: {current['complaint']}")
 
 
 def _print_site(current: Mapping[str, Any]) -> None:
     print_table(["process", "number"], [[current["site"], current["process"] or "not running here"]])
+    _print_disk(current)
     if "since" in current:
         words = "connected" if current["connected"] else f"not connected ({current['reason']})"
         typer.echo(f"{words} {_since(current['since'])}")
@@ -258,7 +263,14 @@ def _print_site(current: Mapping[str, Any]) -> None:
         typer.echo(f"last message: '{message['kind']}'{run}{number}, {when}")
         if message["error"]:
             typer.echo(f"it was refused: {message['error']}")
+        elif message["kind"] == "hello" and not current.get("waiting"):
+            typer.echo("no run has begun with this site since: 'feddrm deploy status' at the server says why")
     _print_waiting(current.get("waiting", {}))
+
+
+def _print_disk(current: Mapping[str, Any]) -> None:
+    if current["disk"] is not None:
+        typer.echo(f"its disk: {current['disk']}")
 
 
 def _print_waiting(waiting: Mapping[str, float]) -> None:

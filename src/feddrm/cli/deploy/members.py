@@ -177,7 +177,9 @@ def _goes_on(state: RunState) -> bool:
 
 def _name_next_run(state: RunState, run: str | None) -> None:
     if state.begun and run is None:
-        typer.echo("before the next run, give it a name: 'run' in federation.yaml, or --run")
+        typer.echo(
+            "before the next run, give it a name: 'run' in federation.yaml (this command does it with --run NAME)"
+        )
 
 
 def require_flower() -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
+import sqlite3
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import httpx
@@ -37,6 +38,7 @@ from feddrm.deploy.tls_files import (
     AUTHORITY,
     CERTIFICATE,
     KEY,
+    require_pair,
     require_valid,
     server_certificates,
     site_certificate,
@@ -127,6 +129,8 @@ def run_server(folder: Path) -> None:
         _require_files(folder, ["secret", *([] if settings.insecure else [AUTHORITY, CERTIFICATE, KEY])])
         if not settings.insecure:
             require_valid(server_certificates(folder))
+            require_pair(folder)
+        _require_database(folder / DATABASE)
         _wait_for_port("127.0.0.1" if settings.local else "", settings.port)
         if settings.watch_port is not None:
             WatchPage(folder, settings.watch_port)
@@ -183,6 +187,7 @@ def _follow_files(folder: Path, connection: FlowerConnection, superlink: Supervi
         try:
             # The certificate comes first: once it has expired, nothing can be registered until it is renewed.
             if (now := (folder / CERTIFICATE).read_bytes()) != certificate:
+                require_pair(folder)  # until the key fits, the SuperLink goes on with the old one
                 certificate = now
                 log.info("a new certificate: the SuperLink is started again with it")
                 superlink.restart()
@@ -259,8 +264,26 @@ def _until_signal() -> Iterator[None]:
 def _require_files(folder: Path, names: list[str]) -> None:
     """Refuse to start without a file that Flower's process needs: it would end, and be started again, for ever."""
     for name in names:
-        if not (folder / name).is_file():
-            raise FeddrmError(f"{folder / name} is missing: put it back from a copy, or from where 'init' wrote it")
+        if not (folder / name).is_file() or not (folder / name).stat().st_size:
+            raise FeddrmError(
+                f"{folder / name} is missing or empty: put it back from a copy, or from where 'init' wrote it"
+            )
+
+
+def _require_database(path: Path) -> None:
+    """Refuse to start with a damaged database: the SuperLink would end, and be started again, for ever."""
+    if not path.exists():
+        return
+    try:
+        with closing(sqlite3.connect(path)) as database:
+            (found,) = database.execute("PRAGMA quick_check(1)").fetchone()
+    except sqlite3.DatabaseError as error:
+        found = error
+    if str(found) != "ok":
+        raise FeddrmError(
+            f"{path} is broken ({found}): delete it, with {path.name}-wal and {path.name}-shm; the server writes it "
+            "again, and a run that has begun goes on"
+        )
 
 
 def _wait_for_port(host: str, port: int) -> None:

@@ -13,7 +13,7 @@ from feddrm.deploy.provision.folder_check import check_folder, check_loopback, c
 from feddrm.deploy.server.federation_file import CONFIG
 from feddrm.deploy.server.federation_settings import FederationSettings
 from feddrm.deploy.server.site_keys import KEYS
-from feddrm.deploy.tls_files import CERTIFICATE, RENEW, server_certificates
+from feddrm.deploy.tls_files import CERTIFICATE, RENEW, require_pair, server_certificates
 from feddrm.deploy.wire.key_files import fingerprint, load_private_key, load_public_key
 
 
@@ -57,6 +57,7 @@ def _keys(folder: Path, settings: FederationSettings) -> Iterator[Finding]:
 
 def _certificate(folder: Path, settings: FederationSettings) -> Iterator[Finding]:
     yield from server_certificates(folder)
+    require_pair(folder)
     hosts = certificate_hosts(folder / CERTIFICATE)
     if settings.host not in hosts:
         text = f"tls.crt is for {', '.join(hosts)}, sites use {settings.host}: {RENEW} --host {settings.host}"

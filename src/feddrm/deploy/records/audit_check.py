@@ -45,13 +45,20 @@ def _anchors(run: Path, sites: Sequence[Path], every: bool) -> Iterator[tuple[st
 
 
 def _check_aggregate(run: Path, entries: Sequence[dict[str, Any]]) -> None:
-    """Refuse a checkpoint that is not the aggregate of its round's last line."""
+    """Refuse a checkpoint that is not the aggregate of its round's last line, or that has no line."""
     if not (run / CHECKPOINT).exists():
         return
     content = (run / CHECKPOINT).read_bytes()
     number = read_header(content).header["round"]
     digest = hashlib.sha256(tensors_alone(content)).hexdigest()
-    lines = [entry for entry in entries if entry["event"] == "round" and entry["round"] == number]
+    rounds = [entry for entry in entries if entry["event"] == "round"]
+    lines = [entry for entry in rounds if entry["round"] == number]
+    if not lines and (rounds or not entries):  # a round's line is on the disk before its checkpoint
+        last = rounds[-1]["round"] if rounds else 0
+        raise FeddrmError(
+            f"{run / CHECKPOINT} is the model of round {number}, {AUDIT} ends after round {last}: its end was cut off: "
+            "put it back from a copy"
+        )
     if lines and lines[-1]["aggregate"] != digest:
         raise FeddrmError(
             f"{run / CHECKPOINT} is not the model of round {number} (line {lines[-1]['number']} of {AUDIT}): "

@@ -26,11 +26,12 @@ from feddrm.deploy.wire.masks import summed_fields
 from feddrm.deploy.wire.messages import Message
 from feddrm.deploy.wire.public_files import public_tensors
 from feddrm.deploy.wire.run_spec import FIT_PROTOCOL, RunSpec
+from feddrm.errors import FeddrmError
 from feddrm.evaluation.answer_metrics import answer_sums, metrics_of_sums
 from feddrm.io.staging import settle_run
 from feddrm.methods import Tensors
-from feddrm.router import RouterSettings
-from feddrm.router.artifact import MANIFEST, read_manifest
+from feddrm.router import RouterSettings, load_router
+from feddrm.router.artifact import MANIFEST, load_heads, read_manifest
 from feddrm.router.fit.cohort import Trunk
 from feddrm.router.fit.fit_router import fit_cohort
 from feddrm.runs.folder import RunFolder
@@ -185,13 +186,18 @@ class Finish:
         return replies
 
     def fit_router(self) -> dict[str, Any] | None:
-        """Fit and write the router; returns how it was chosen. A router that an earlier process fitted is kept.
+        """Fit and write the router; returns how it was chosen. A whole router that an earlier process fitted is kept.
 
         Without the samples of a removed site the run's router cannot be fitted: None is returned.
         """
         place = self.folder.router
         if (place / MANIFEST).exists():
-            return dict(read_manifest(place)["notes"]["chosen"])
+            try:
+                load_router(place), load_heads(place)
+                return dict(read_manifest(place)["notes"]["chosen"])
+            except FeddrmError as error:  # the sites would get what cannot be read
+                what = str(error).partition(":")[0]
+                self.channel.on_event("complaint", {"text": f"{what}: the router is fitted again"})
         with TemporaryDirectory() as folder:
             return self._fit_router(BlankFit(self.spec, Path(folder)))
 

@@ -26,7 +26,7 @@ class SiteStatus:
     def __init__(self, folder: Path) -> None:
         self.folder, self.lock = folder, threading.Lock()
         self.values: dict[str, Any] = read_site_status(folder) or {}
-        self.events = EventLog(folder)
+        self.events, self.refused = EventLog(folder), ""  # the last refusal that was logged
 
     def connection(self, text: str) -> None:
         """How the connection is: ``connected``, or why it is not."""
@@ -44,6 +44,9 @@ class SiteStatus:
         if header.get("kind") == "waiting":  # the server tells whom it waits for, and since when
             self._write(waiting=header["for"])
             return
+        if error and error != self.refused:  # where the disk is full, standard error alone has it
+            self.refused = error
+            log.warning("refused '%s': %s", header.get("kind"), error)
         message = {"kind": header.get("kind"), "run": _run(header), "round": header.get("round"), "time": time.time()}
         self._write(message={**message, "error": error.encode(errors="backslashreplace").decode()}, waiting={})
 

@@ -26,6 +26,7 @@ from feddrm.serve.settings import GatewaySettings, UpstreamEntry, first_problem
 
 log = logging.getLogger("feddrm.serve")
 LONGEST_COOL_DOWN = 60.0
+HEALTH_CHECK = "health check"  # begins a reason
 OTHER_CLASSES, OTHER_FIT = "has other classes", "has a head of another fit"
 REMEDIES = {
     OTHER_CLASSES: "than the gateway: serve it from the gateway's run",
@@ -165,10 +166,10 @@ class Upstream:
             if self.healthy:
                 self._compare(body)
             else:
-                self.reason = f"health check says {status}"
+                self.reason = f"{HEALTH_CHECK} says {status}"
         except Exception as error:  # whatever it is, the checks of the others must go on
             reason = await asyncio.to_thread(explain, error, self.entry.url)
-            self.healthy, self.reason = False, f"health check failed ({reason})"
+            self.healthy, self.reason = False, f"{HEALTH_CHECK} failed ({reason})"
         self._log_change()
 
     def _compare(self, body: bytes) -> None:
@@ -178,7 +179,7 @@ class Upstream:
             self.stated = dict(orjson.loads(body))
         if self.foreign:
             self.reason = f"{self.foreign} {REMEDIES[self.foreign]}"
-        elif self.reason.startswith(tuple(REMEDIES)):
+        elif self.reason.startswith((HEALTH_CHECK, *REMEDIES)):  # it is back; why an answer failed stays
             self.reason = ""
 
     def as_dict(self) -> dict[str, Any]:
