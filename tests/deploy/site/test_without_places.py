@@ -21,6 +21,8 @@ from feddrm.io import atomic
         ("cannot write /srv/oslo/runs/first/private-2.safetensors (No space left)", None),
         ("the plugin /home/eva/own.py failed: correct it", "the plugin own.py failed: correct it"),
         ("'/data/a/b.csv': no such file, '/data/c'.", "'b.csv': no such file, 'c'."),
+        ("cannot read /srv/dr smith/old data/my file.csv: gone", "cannot read my file.csv: gone"),
+        ("/data/a/b.csv and /data/c differ", "b.csv and c differ"),
         ("/srv/oslo holds no private part", "its folder holds no private part"),
         ("train/test, 1/2 of http://127.0.0.1:80/x, a - /", "train/test, 1/2 of http://127.0.0.1:80/x, a - /"),
     ],

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-ABSOLUTE = re.compile(r"(?<![\w.:/-])/[^\s'\",;()]*[^\s'\",;():.]")
+END = r"\s'\",;()"  # what ends a path, but for a blank within the name of a folder
+FOLDER = rf"[^/{END}]+(?: [^/:{END}]+)*/"
+ABSOLUTE = re.compile(rf"(?<![\w.:/-])/+(?:{FOLDER})*[^{END}]*[^:.{END}]")
 
 
 def without_places(text: str, folder: Path) -> str:
