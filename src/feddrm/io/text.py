@@ -25,6 +25,7 @@ QUOTED = re.compile(r'"[^"]*("|$)')
 WHOLE_NUMBER = re.compile(r"([+-]?\d{1,300})(\.0*)?")  # int refuses thousands of digits
 # A setting as errors show it: its name, then the value as Python writes it. A word without quotes is text.
 SETTING = re.compile(r"(?<![\w.])(\w+)=(\[(?:[^][]|\[[^]]*\])*\]|\([^)]*\)|\{[^}]*\}|'[^']*'|\"[^\"]*\"|[^\s,:;)]+)")
+LINE_LENGTH = 400  # characters of a text from elsewhere
 WORD, CONSTANTS = re.compile(r"[^\W\d]\w*"), ("True", "False", "None")
 
 
@@ -224,3 +225,9 @@ def as_in_yaml(text: str, settings: Collection[str]) -> str:
         return f"{quote}{name}: {line}{quote}"
 
     return SETTING.sub(written, text)
+
+
+def printable_line(text: str) -> str:
+    """A text from elsewhere as one short line. Control characters are escaped: they could control a terminal."""
+    escaped = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in " ".join(text.split()))
+    return "".join(escaped)[:LINE_LENGTH]

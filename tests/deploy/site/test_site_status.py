@@ -37,11 +37,11 @@ def test_a_change_of_the_connection_is_logged_once_with_its_time(
 def test_a_refusal_is_logged_once(tmp_path: Path, clock: list[float], caplog: pytest.LogCaptureFixture) -> None:
     """On a full disk neither status nor events can be written: nobody at the site learned of it."""
     status, train = SiteStatus(tmp_path), {"kind": "train", "round": 4}
-    for error in ("", "the disk is full", "", "the disk is full", "a floor"):
+    for error in ("", "the disk is full", "", "the disk is full", "a floor\n\x1b[2J \ud800"):
         status.message(train, error)
     assert [record.getMessage() for record in caplog.records] == [
         "refused 'train': the disk is full",
-        "refused 'train': a floor",
+        "refused 'train': a floor \\x1b[2J \\ud800",
     ]
 
 

@@ -13,7 +13,7 @@ from feddrm.deploy.records.event_log import EventLog
 from feddrm.deploy.rotating_log import log
 from feddrm.errors import FeddrmError
 from feddrm.io.atomic import write_atomically
-from feddrm.io.text import json_line, read_config, read_json
+from feddrm.io.text import json_line, printable_line, read_config, read_json
 
 CONFIG = "site.yaml"
 STATUS = "status.json"
@@ -46,7 +46,7 @@ class SiteStatus:
             return
         if error and error != self.refused:  # where the disk is full, standard error alone has it
             self.refused = error
-            log.warning("refused '%s': %s", header.get("kind"), error)
+            log.warning(printable_line(f"refused '{header.get('kind')}': {error}"))
         message = {"kind": header.get("kind"), "run": _run(header), "round": header.get("round"), "time": time.time()}
         self._write(message={**message, "error": error.encode(errors="backslashreplace").decode()}, waiting={})
 

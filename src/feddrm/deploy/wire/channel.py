@@ -15,9 +15,9 @@ from torch import Tensor
 from feddrm.deploy.wire.attendance import Attendance, OnEvent
 from feddrm.deploy.wire.messages import ANY_SITE, Message, digest, pack, sign, unpack, verify
 from feddrm.errors import FeddrmError
+from feddrm.io.text import printable_line
 
 HELLO_SECONDS = 60.0
-COMPLAINT_LENGTH = 400  # characters
 STALL_SECONDS, TELL_SECONDS = 10.0, 5.0  # when sites are told of a stall; how long that may take
 REMOVED_MEMBER = "removed"
 
@@ -232,9 +232,3 @@ class Channel:
     def _refuse(self, name: str, prefix: str, reason: str) -> None:
         self.refusals[name] = printable_line(reason)
         self.on_event("complaint", {"text": prefix + self.refusals[name]})
-
-
-def printable_line(text: str) -> str:
-    """A site's text as one short line. Control characters are escaped, so that they cannot control a terminal."""
-    escaped = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in " ".join(text.split()))
-    return "".join(escaped)[:COMPLAINT_LENGTH]
