@@ -130,7 +130,7 @@ def test_private_files_that_others_can_read_are_a_problem(name: str, site: Path)
 
 
 def test_a_folder_that_cannot_be_written_is_a_problem(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(dir: Path) -> None:
+    def refuse(dir: Path, buffering: int) -> None:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(findings, "NamedTemporaryFile", refuse)
