@@ -11,6 +11,7 @@ from feddrm.router import answer_calibration
 from feddrm.router.answer_calibration import AnswerCalibration, HeldOutAnswers, answer_figures
 from feddrm.router.policy import consult
 from refusal import refused
+from visits import visits_of
 
 
 def overconfident(samples: int, factor: float, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -160,11 +161,7 @@ def test_queries_of_new_subjects_miss_their_label_as_rarely_as_promised() -> Non
     """19 patients with 1, 10 or 30 visits each, which resemble each other. Counted one by one, sets miss more."""
     subjects, missed = 19, {True: 0.0, False: 0.0}
     for seed in range(600):
-        g = torch.Generator().manual_seed(seed)
-        visits = torch.tensor([1, 10, 30])[torch.randint(3, (subjects + 1,), generator=g)]
-        whose = torch.arange(subjects + 1).repeat_interleave(visits)
-        shift = 2 * torch.randn(subjects + 1, generator=g, dtype=torch.float64) / visits.sqrt()  # few visits: odd ones
-        scores = (shift[whose] + 0.1 * torch.randn(len(whose), generator=g, dtype=torch.float64)).sigmoid()
+        whose, scores = visits_of(subjects + 1, seed)
         known = whose < subjects
         for by_subject in missed:
             own = whose[known] if by_subject else None

@@ -29,6 +29,7 @@ from feddrm.router.policy import (
 )
 from feddrm.rules import Evidence, Rule
 from refusal import refused
+from visits import visits_of
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -160,12 +161,8 @@ def test_sets_of_clients_miss_new_subjects_as_rarely_as_promised() -> None:
     """39 patients with 1, 10 or 30 visits each, which resemble each other. Counted one by one, sets miss more."""
     subjects, missed = 39, {True: 0.0, False: 0.0}
     for seed in range(600):
-        g = torch.Generator().manual_seed(seed)
-        visits = torch.tensor([1, 10, 30])[torch.randint(3, (subjects + 1,), generator=g)]
-        whose = torch.arange(subjects + 1).repeat_interleave(visits)
-        shift = 2 * torch.randn(subjects + 1, generator=g, dtype=torch.float64) / visits.sqrt()  # few visits: odd ones
-        own = (shift[whose] + 0.1 * torch.randn(len(whose), generator=g, dtype=torch.float64)).sigmoid().log()
-        known = whose < subjects
+        whose, weights = visits_of(subjects + 1, seed)
+        own, known = weights.log(), whose < subjects
         for by_subject in missed:
             shares = subject_shares(whose[known]) if by_subject else torch.ones(int(known.sum()))
             threshold = conformal_threshold(own[known], shares, 0.1)

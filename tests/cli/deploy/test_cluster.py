@@ -238,10 +238,8 @@ def test_a_site_says_that_no_run_has_begun_since_the_server_asked_for_its_data(f
     """After a negotiation that failed, its last message is 'hello' for ever."""
     folder = tmp_path / "federation"
     feddrm("init", str(folder), "--clients", "oslo,lima", "--data", "digits")
-    site, words = (
-        folder / "sites" / "oslo",
-        "no run has begun with this site since: 'feddrm deploy status' at the server",
-    )
+    site = folder / "sites" / "oslo"
+    words = "no run has begun with this site since: 'feddrm deploy status' at the server"
     status = SiteStatus(site)
     status.message({"kind": "hello"})
     assert words in feddrm("status", str(site)).stdout
